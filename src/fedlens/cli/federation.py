@@ -284,7 +284,7 @@ def withdraw(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Revoke a site, delete what the server has of it, and name the rounds and models that it is in.
+    """Revoke a site, delete what the server has of it in all runs, and name the rounds and models that it is in.
 
     Recordings of its rounds, checkpoints from its first round on, states and journals go, in the runs that the
     federation has served. A model cannot forget: see 'fedlens serve --without'.
@@ -292,14 +292,16 @@ def withdraw(
     with reported(debug):
         from fedlens.base.errors import RunDirectoryError
         from fedlens.base.shell_command import shell_command
+        from fedlens.server.serve_record import ServeRecord
         from fedlens.server.withdraw import has_site, served_runs, withdraw
 
         federation = _open(folder)
         federation.revoke(site)
         say(f"{site} is revoked")
         found, moved = served_runs(federation.folder, federation.root, runs or ())
-        busy = None
+        busy = record = None
         for run in (each for each in found if has_site(each, site)):
+            record = ServeRecord.read(run)
             try:
                 say(*_withdrawn(withdraw(run, site)))
             except RunDirectoryError as error:
@@ -308,7 +310,10 @@ def withdraw(
             complain("warning", f"{path} is not there any more: name the folder of each copy with --runs")
         if busy is not None:
             raise busy
-        again = shell_command("serve", "FILE", federation=folder, without=site)
+        terms = (
+            {} if record is None else {"until": record.until, "agreement": record.agreement and "AGREEMENT"}
+        )
+        again = shell_command("serve", "FILE", federation=folder, **terms, without=site)
         say(f"Its name and its numbers stay in rosters, logs, results and pages. A model without it: {again}")
 
 

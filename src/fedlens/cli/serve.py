@@ -131,6 +131,8 @@ def serve(
             federation=federation,
             bind=bind,
             sites=sites,
+            until=until,
+            agreement=agreement,
             out=out,
             without=without,
         )

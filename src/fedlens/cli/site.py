@@ -130,6 +130,7 @@ def start(
         from datetime import datetime
 
         from fedlens.cli.display.output import flush_output
+        from fedlens.site.settings import SITE_FILE, SiteSettings
         from fedlens.site.start import agent_of, work
 
         _, passphrase = _keys(folder, passphrase_file)
@@ -138,7 +139,10 @@ def start(
             say(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
             flush_output()  # of a service, standard output is a pipe
 
-        if work(agent_of(folder, tell, once=once, passphrase=passphrase), folder):
+        settings = SiteSettings.read(
+            folder / SITE_FILE
+        )  # before the agent, which would not see a change between
+        if work(agent_of(folder, tell, once=once, passphrase=passphrase), folder, settings):
             tell("this site has left the federation: nothing is computed any more")
 
 

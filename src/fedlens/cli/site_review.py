@@ -47,7 +47,7 @@ def review(
     """Show the experiment that the server proposes, as text; nothing that it names is opened or imported.
 
     The site computes it only after --approve with its digest. Another setting, run, site or end date needs another
-    approval.
+    approval. The exit code is 0 also for one that waits or that site.toml refuses: --json has "missing".
     """
     with reported(debug, as_json) as output:
         from fedlens.base.errors import ConfigError

@@ -14,6 +14,7 @@ from fedlens.files.atomic_files import make_folder, open_unlinked, refuse_link, 
 
 LARGEST = 2**20
 """The largest file of secrets that is read, in bytes."""
+_NUMBER = 20  # characters for the number of the process that has a folder
 
 
 def private_folder(path: Path) -> Path:
@@ -72,8 +73,11 @@ def one_writer(folder: Path, wait: bool = True) -> Iterator[None]:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not wait:
+                os.pwrite(descriptor, b"%-*d" % (_NUMBER, os.getpid()), 0)
         except BlockingIOError:
-            what = f"another process uses the folder {folder.name}"
+            number = os.pread(descriptor, _NUMBER, 0).decode(errors="replace").strip()
+            what = f"another process uses the folder {folder.name}: number {number}, as a rule 'fedlens site start'"
             raise IdentityError(what, where=str(folder), hint="stop it first") from None
         except OSError as error:
             raise refused(error, "the lock", path) from error

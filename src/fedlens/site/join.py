@@ -49,6 +49,9 @@ min_examples = 8
 # max_rounds = 100
 # max_epochs = 5
 # secure_sum = "only"
+# min_cohort = 3
+# How many people must approve an experiment: this site, and those of the table [reviewers].
+# reviewers = 2
 
 [compute]
 device = "auto"

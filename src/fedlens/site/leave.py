@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from fedlens.identity.private_files import one_writer, read_private, write_priva
 from fedlens.site.answers_log import AnswersLog
 
 _FILE = "left"
-_TICK = 0.5  # seconds between two looks at the file
+_TICK = 0.5  # seconds between two tries
 _PATIENCE = 60.0  # seconds for a process to end: longer than one step of PyTorch
 
 
@@ -29,12 +28,6 @@ def refuse_left(folder: Path) -> None:
     if (since := left_on(folder)) is not None:
         hint = f"{quoted_command('site', 'leave', folder=folder, undo=True)} takes it back"
         raise ConfigError(f"this site left the federation on {since}", where=str(folder / _FILE), hint=hint)
-
-
-async def until_left(folder: Path) -> None:
-    """Waits until the site has left."""
-    while not (folder / _FILE).exists():
-        await asyncio.sleep(_TICK)
 
 
 def leave(folder: Path, clock: Callable[[], float] = time) -> None:

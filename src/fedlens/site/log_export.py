@@ -57,7 +57,7 @@ class AskedLog:
             if kind == "fields":
                 log.fields[values["id"]] = values["fields"]
             elif kind == "experiment":
-                approved[values["run"]] = ", ".join(values["approved_by"])
+                approved[values["run"]] = values["approved"] = ", ".join(values.pop("approved_by"))
             who = approved.get(values.get("run", ""), "")
             if kind == "census" and "fields" in values:  # an earlier version wrote counts alone
                 values |= {"approved": who, "listed": values.pop("fields")}
@@ -225,7 +225,8 @@ def _about(event: Mapping[str, Any]) -> str:
         "id",
         "time",
         "chain",
-        *(("listed", "approved", "bytes") if "listed" in event else ()),
+        "approved",
+        *(("listed", "bytes") if "listed" in event else ()),
     ]
     return ", ".join(f"{name} {value}" for name, value in event.items() if name not in left_out)
 

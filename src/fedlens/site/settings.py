@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -197,6 +198,16 @@ class SiteSettings:
         return cls(
             path, checked.data, checked.compute, checked.files, checked.allow, checked.keep, reviewers, source
         )
+
+    def changed(self) -> str | None:
+        """That the file says something else now, as a sentence; None if not.
+
+        A person who tightens a limit, or removes a reviewer, expects it to hold.
+        """
+        with suppress(ConfigError):
+            if SiteSettings.read(self.path) == self:
+                return None
+        return f"{self.path.name} has changed: start the site again"
 
     def check_names(self) -> None:
         """Raises `ConfigError` for a name in `[allow]` that fedlens does not have, and for too few reviewers.

@@ -9,16 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
+from fedlens.base.errors import RunFailed
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.site_keys import SiteKeys, client_context
 from fedlens.site.agent import Agent, SiteLimits
 from fedlens.site.connection import ServerConnection
-from fedlens.site.leave import refuse_left, until_left
+from fedlens.site.leave import left_on, refuse_left
 from fedlens.site.settings import SITE_FILE, SiteSettings
 from fedlens.site.site_log import CONTACT
 from fedlens.site.workplace import Proposal
 
 _MINUTE = 60.0
+_TICK = 0.5  # seconds between two looks at the folder
 
 
 def agent_of(
@@ -62,12 +64,13 @@ def agent_of(
     return agent
 
 
-def work(agent: Agent, folder: Path) -> bool:
+def work(agent: Agent, folder: Path, settings: SiteSettings) -> bool:
     """Runs an agent until it ends, or SIGTERM or SIGINT comes, or the site in the folder leaves: then it returns True.
 
     An operation under way is given up.
 
-    Raises what `Agent.run` raises. Call it in the main thread.
+    Raises `RunFailed` once `site.toml` says something else than `settings`, and what `Agent.run` raises. Call it in the
+    main thread.
     """
 
     async def until_stopped() -> bool:
@@ -75,10 +78,19 @@ def work(agent: Agent, folder: Path) -> bool:
         assert task is not None
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
-        left = asyncio.create_task(until_left(folder))
-        left.add_done_callback(lambda _: task.cancel())
+        ended = asyncio.create_task(_until_ended(folder, settings))
+        ended.add_done_callback(lambda _: task.cancel())
         with suppress(asyncio.CancelledError):
             await agent.run()
-        return left.done()
+        return ended.done() and ended.result()
 
     return asyncio.run(until_stopped())
+
+
+async def _until_ended(folder: Path, settings: SiteSettings) -> bool:
+    """Waits until the site has left, and returns True. Raises `RunFailed` once its `site.toml` has changed."""
+    while left_on(folder) is None:
+        if (what := settings.changed()) is not None:
+            raise RunFailed(what)
+        await asyncio.sleep(_TICK)
+    return True

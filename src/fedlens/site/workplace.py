@@ -242,14 +242,7 @@ class Proposal:
 
     def missing(self) -> str | None:
         """Why it may not be computed, as a sentence; None if it is approved, as it is proposed now."""
-        site = self.contract.site
-        try:
-            changed = SiteSettings.read(site.path) != site
-        except ConfigError:
-            changed = True
-        if changed:  # a person who tightens a limit, or removes a reviewer, expects it to hold
-            return f"{site.path.name} has changed: start the site again"
-        return self.approvals.missing(self.matter, time())
+        return self.contract.site.changed() or self.approvals.missing(self.matter, time())
 
     def approvers(self) -> list[str]:
         """The names of the reviewers who approved it, as it is proposed now."""

@@ -80,12 +80,18 @@ def test_an_interruption_says_how_to_go_on(wards: Wards, monkeypatch: pytest.Mon
         "hospitals",
         "--bind",
         "127.0.0.1:0",
+        "--until",
+        "2099-01-31",
+        "--agreement",
+        "agreement.pdf",
         "--out",
         "run",
     ]
+    Path("agreement.pdf").write_text("The agreement.")
     answer = runner.invoke(app, arguments)
     assert answer.exit_code == 130
     assert "resume with: fedlens serve" in answer.stderr
-    assert "--federation hospitals --bind 127.0.0.1:0 --out run" in answer.stderr
+    terms = "--until 2099-01-31 --agreement agreement.pdf"
+    assert f"--federation hospitals --bind 127.0.0.1:0 {terms} --out run" in answer.stderr
     assert "listening at 127.0.0.1:" in answer.stdout
     assert json.loads((Path("run") / "serve.json").read_text())["attempt"] == 1

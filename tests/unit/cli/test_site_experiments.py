@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,14 @@ from fedlens.core.wire.message import seal, write_payload
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.engines.links.https import HttpsLink
 from fedlens.identity.federation_folder import FederationFolder
+from fedlens.identity.private_files import one_writer
 from fedlens.identity.signing import SignedFields
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site import proposed_experiment
 from fedlens.site.agent import Agent
 from fedlens.site.contract import site_part
 from fedlens.site.leave import come_back
+from fedlens.site.settings import SITE_FILE
 from fedlens.site.start import agent_of
 from tests.link_kit import blobs
 from tests.unit.cli.commands import ran, refused, runner
@@ -228,6 +233,29 @@ def test_after_a_run_nobody_is_told_that_the_server_is_away(
     monkeypatch.setattr(Agent, "resting", True)
     troubles[0]("it sends nothing")
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("text", ["[data]\ndataset = 'digits'\n", "not = [toml"])
+def test_a_changed_site_file_ends_a_start_also_while_the_server_is_away(
+    server: Server, site: SiteKeys, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+
+    def say(line: str) -> None:
+        said.append(line)
+        (FOLDER / SITE_FILE).write_text(text)
+
+    monkeypatch.setattr("fedlens.cli.site.say", say)
+    server[1].close()
+    late = threading.Timer(120, os.kill, (os.getpid(), signal.SIGTERM))  # in place of waiting for ever
+    late.start()
+    try:
+        assert refused("site", "start") == f"{SITE_FILE} has changed: start the site again."
+    finally:
+        late.cancel()
+    assert ["cannot be reached" in line for line in said] == [True]
+    with one_writer(FOLDER, wait=False):
+        pass
 
 
 def test_a_message_that_is_no_experiment_is_refused(server: Server, site: SiteKeys, text: str) -> None:

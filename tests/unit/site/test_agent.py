@@ -759,7 +759,8 @@ def test_a_cache_lives_as_long_as_the_experiment(site: Site) -> None:
 def test_a_second_process_is_refused(site: Site) -> None:
     async def part(server: Server) -> None:
         await server.until(lambda: bool(server.censuses))
-        with pytest.raises(IdentityError, match="another process uses"):
+        said = f"another process uses the folder site: number {os.getpid()}, as a rule 'fedlens site start'"
+        with pytest.raises(IdentityError, match=said):
             await asyncio.wait_for(site.agent(server).run(), 30)
         assert await server.reason(server.ask()) is None
 

@@ -130,6 +130,9 @@ def test_the_export_has_each_ask_with_digests_and_no_value(tmp_path: Path) -> No
     rows = list(csv.DictReader(table.read_text().splitlines()))
     others = [row for row in rows if not row["decision"]]
     assert {row["operation"] for row in others} >= {"experiment", "purged"}
+    for row in others:
+        if row["operation"] == "experiment":
+            assert (row["approved by"], "approved" in row["reason"]) == ("reviewer, ward-a", False)
     (told,) = [row for row in others if row["operation"] == "census"]
     assert int(told["bytes"]) > 100
     assert told["fields"].startswith("clients[1].name text; clients[1].examples number; ")

@@ -23,9 +23,11 @@ from pathlib import Path
 import torch
 
 from fedlens.site.start import work
+from tests.unit.site.site_kit import write_site
 from tests.unit.site.test_agent import Server, Site
 
 site, server = Site(Path(sys.argv[1])), Server()
+settings = write_site(Path(sys.argv[1]))
 
 def endless(payload, client):
     print("computing", flush=True)
@@ -34,7 +36,7 @@ def endless(payload, client):
 
 site.operation.instead = endless
 server.ask()
-print("left:", work(site.agent(server), site.folder), flush=True)
+print("left:", work(site.agent(server), site.folder, settings), flush=True)
 """
 
 
