@@ -55,7 +55,7 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
     wards = Wards(tmp_path / "one")
     write_experiment(wards.experiment, wards.made, rounds=2, record={"updates": {"every": 1}})
     with wards.at_work():
-        run = RunDir(wards.serve().directory)
+        run = RunDir(wards.serve(until="2099-01-31").directory)
     sent, others = updates(run, LEFT), updates(run, "ward-a")
     left = wards.sites[LEFT].site
     assert left is not None
@@ -72,6 +72,7 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
     assert registry.site(LEFT).state == "revoked"
     assert having(run.path, sent)
     said = ran("federation", "withdraw", registry.folder, LEFT, "--runs", tmp_path / "backup")
+    assert f"--until 2099-01-31 --without {LEFT}\n" in said
     for path in (run.path, copy):
         assert f"{path}: in rounds 0 to 2; models: model.safetensors, best.safetensors\n" in said
     for folder in (tmp_path / "one", copy):
