@@ -310,10 +310,10 @@ def withdraw(
             complain("warning", f"{path} is not there any more: name the folder of each copy with --runs")
         if busy is not None:
             raise busy
-        terms = (
-            {} if record is None else {"until": record.until, "agreement": record.agreement and "AGREEMENT"}
+        until, agreement = (record.until, record.agreement and "AGREEMENT") if record else (None, None)
+        again = shell_command(
+            "serve", "FILE", federation=folder, until=until, agreement=agreement, without=site
         )
-        again = shell_command("serve", "FILE", federation=folder, **terms, without=site)
         say(f"Its name and its numbers stay in rosters, logs, results and pages. A model without it: {again}")
 
 
