@@ -136,8 +136,8 @@ MUTATIONS = [
     ),
     Mutation(
         "files/chained_log.py",
-        "if sync:\n                os.fsync(self._file)",
-        "if False:\n                pass",
+        "if sync:\n                    os.fsync(self._file)",
+        "if False:\n                    pass",
         "unit/site/test_answers_log.py",
     ),
     Mutation(

@@ -226,7 +226,7 @@ def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False
         states = facts.pop("experiments")
         print_columns([(key, str(value)) for key, value in facts.items() if value])
         lines = [f"experiment {name}: {state}" for name, state in states.items()]
-        say(*(lines or ["no experiment is approved"]))
+        say(*(lines or ["nobody has decided on an experiment"]))
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -263,10 +263,11 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _experiments(folder: Path, left: str | None) -> dict[str, str]:
-    """The state of each experiment that somebody at the site has approved; `left` is when the site left."""
+    """The state of each experiment that somebody at the site has decided on; `left` is when the site left."""
     from time import time
 
     from fedlens.base.parse_text import parse_toml
+    from fedlens.base.printable import printable
     from fedlens.identity.private_files import read_private
 
     if not (notes := sorted((folder / "approved").glob("*.toml"))):
@@ -280,7 +281,7 @@ def _experiments(folder: Path, left: str | None) -> dict[str, str]:
         missing = (
             f"not computed: this site left on {left}" if left else approvals.last_missing(path.stem, time())
         )
-        states[f"{path.stem[:12]} ({name})"] = missing or "approved"
+        states[f"{path.stem[:12]} ({printable(str(name), line_feeds=False)})"] = missing or "approved"
     return states
 
 

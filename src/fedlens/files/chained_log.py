@@ -7,10 +7,12 @@ whoever knows a later head or the count of lines.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,15 @@ LONGEST = 2**20
 
 
 class ChainedLog:
-    """Appends lines to a file that its owner alone can read. One thread at a time may write.
+    """Appends lines to a file that its owner alone can read. One thread of a process at a time may write.
 
     Args:
         path: the file; it is made if it is missing.
         each: receives the values of each line that is read at the start.
         hint: says what to do about a damaged log.
 
-    A last line that is cut, as by a kill, is removed. Raises `DataError` for any other damage, `OSError` if the disk
+    Another process may append too: its lines are read before the next one is written. A last line that is cut, as by a
+    kill, is removed. Raises `DataError` for any other damage, `OSError` if the disk
     refuses, and `RunDirectoryError` for a link.
 
     >>> import tempfile
@@ -51,19 +54,18 @@ class ChainedLog:
         hint: str = "find out who changed it; move it away to start a new one",
     ) -> None:
         self.path, self._size, self._heads = path, 0, bytearray()
+        self._each, self._hint = each, hint
         self._once: set[str] = set()
         if not path.exists():
             os.close(create(path, 0o600))
             fsync_directory(path.parent)
-        for values, head, end in read_chained(path, hint):
-            try:
-                each(values)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise _damaged(path, self.count + 1, hint) from None
-            self._added(values, head, end)
         self._file = open_unlinked(path, os.O_RDWR | os.O_APPEND)
-        if os.fstat(self._file).st_size > self._size:
-            self._cut()
+        try:
+            with self._locked():
+                pass
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def count(self) -> int:
@@ -83,22 +85,21 @@ class ChainedLog:
 
     def append(self, values: Mapping[str, Any], sync: bool = True) -> None:
         """Appends a line, all or nothing; with `sync` it is on the disk. Raises `OSError` if the disk refuses."""
-        head = _chained(self.head, _text(values))
-        line = _line(values, head)
-        if len(line) > LONGEST:
-            raise ValueError(f"a line of {len(line):,} bytes")
-        if os.fstat(self._file).st_size != self._size:  # an earlier line was written in part, and not cut
-            self._cut()
-        try:
-            left = memoryview(line)
-            while left:
-                left = left[os.write(self._file, left) :]
-            if sync:
-                os.fsync(self._file)
-        except OSError:
-            self._cut()
-            raise
-        self._added(values, head, self._size + len(line))
+        with self._locked():
+            head = _chained(self.head, _text(values))
+            line = _line(values, head)
+            if len(line) > LONGEST:
+                raise ValueError(f"a line of {len(line):,} bytes")
+            try:
+                left = memoryview(line)
+                while left:
+                    left = left[os.write(self._file, left) :]
+                if sync:
+                    os.fsync(self._file)
+            except OSError:
+                self._cut()
+                raise
+            self._added(values, head, self._size + len(line))
 
     def once(self, kind: str, values: Mapping[str, Any], time: int) -> str:
         """Appends a line of this kind unless the log has it, and returns its `id`: the digest of its values."""
@@ -115,6 +116,25 @@ class ChainedLog:
         """Closes the file."""
         os.close(self._file)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """No other process writes meanwhile; what others have written is known, and a line in part is cut."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            if os.fstat(self._file).st_size != self._size:
+                after = self.count, self._size, self.head
+                for values, head, end in read_chained(self.path, self._hint, after):
+                    try:
+                        self._each(values)
+                    except (ValueError, KeyError, TypeError, AttributeError):
+                        raise _damaged(self.path, self.count + 1, self._hint) from None
+                    self._added(values, head, end)
+            if os.fstat(self._file).st_size != self._size:
+                self._cut()
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
     def _added(self, values: Mapping[str, Any], head: bytes, end: int) -> None:
         self._heads += head
         self._size = end
@@ -128,16 +148,24 @@ class ChainedLog:
 
 
 def read_chained(
-    path: Path, hint: str = "compare it with what the other side has"
+    path: Path,
+    hint: str = "compare it with what the other side has",
+    after: tuple[int, int, bytes] = (0, 0, NONE),
 ) -> Iterator[tuple[dict[str, Any], bytes, int]]:
     """The whole lines of a log, each with its head and the byte at which it ends. Another process may append to it.
+
+    Args:
+        path: of the log.
+        hint: says what to do about a damaged log.
+        after: how many lines not to read: their number, their bytes, and the head of the last of them.
 
     Raises `DataError` with the number of the first line that does not follow from those before it: it was changed,
     or a line before it was removed, added or moved.
     """
-    last, end = NONE, 0
+    known, end, last = after
     with open_readable(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), start=1):
+        file.seek(end)
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), start=known + 1):
             if not line.endswith(b"\n") and len(line) < LONGEST:
                 return
             try:

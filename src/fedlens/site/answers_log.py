@@ -1,8 +1,9 @@
 """The log of what a site was asked: an answer is on the disk before it is sent, and no line is ever taken back.
 
 `asked.jsonl` is a `fedlens.files.chained_log.ChainedLog` with a line an ask, answered or not. A line with a `kind` is
-of something else: "fields" names what an answer has, "certificate" is one of either side. Other lines name them by
-their `id`. The bytes of an answer lie in a file of their own, until the next ask shows that the server has them.
+of something else: "fields" names what an answer has, "certificate" is one of either side; other lines name both by
+their `id`. "approved" and "rejected" are decisions. The bytes of an answer lie in a file of their own, until the next
+ask shows that the server has them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from time import time
 from typing import Any
 
 from fedlens.base.errors import DataError, DecodingError, FedlensError, RunFailed
+from fedlens.base.parse_text import parse_json
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message
 from fedlens.core.wire.sent_fields import sent_fields
 from fedlens.engines.links.post import LOGGED
-from fedlens.files.atomic_files import create, open_readable, refused, replacing, sweep
+from fedlens.files.atomic_files import create, open_readable, read_regular, refused, replacing, sweep
 from fedlens.files.chained_log import ChainedLog
 from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import private_folder, write_private
@@ -79,7 +81,7 @@ class AnswersLog:
         cipher: FileCipher | None = None,
         sent: Path | None = None,
     ) -> None:
-        self._path, self._bodies, self._clock = private_folder(folder) / NAME, private_folder(bodies), clock
+        self._path, self._bodies, self._clock = _path_in(folder), private_folder(bodies), clock
         self._cipher, self._sent = cipher, None if sent is None else private_folder(sent)
         kept = sent or bodies.parent / SENT
         self._runs: dict[str, _Run] = {}
@@ -87,8 +89,6 @@ class AnswersLog:
         # The bodies in `sent` that no line has named yet.
         self._unnamed = {path.stem: path for path in kept.glob(f"*{_SENT_BODY}")}
         try:
-            if (former := folder / _FORMER).exists() and not self._path.exists():
-                former.rename(self._path)
             # Without its log a site does not know what it has answered.
             hint = "move the site's folder away, and join again with a new invitation"
             self._lines = ChainedLog(self._path, self._known, hint)
@@ -333,6 +333,48 @@ class AnswersLog:
         for digest in self._waiting - set(unsent):
             self._body(digest).unlink(missing_ok=True)
             self._waiting.discard(digest)
+
+
+def note_decision(folder: Path, values: Mapping[str, Any]) -> None:
+    """Writes the line of a decision to the log of the site in a folder, also beside a running 'fedlens site start'.
+
+    Raises `RunFailed` if the disk refuses, and `DataError` for a damaged log.
+    """
+    try:
+        log = ChainedLog(path := _path_in(folder / "log"))
+        try:
+            log.append(values)
+        finally:
+            log.close()
+    except OSError as error:
+        raise refused(error, "a decision", path) from error
+
+
+def decisions(folder: Path, experiment: str) -> list[dict[str, Any]]:
+    """The lines of decisions on an experiment in the log of a site; none if nobody has rejected anything here.
+
+    It does not verify the chain, which each start does. Raises `DataError` for such a line that cannot be read.
+    """
+    path, found = folder / "log" / NAME, []
+    content = read_regular(path) if path.exists() else b""
+    for line in content.splitlines() if b'"kind":"rejected"' in content else ():
+        if not any(kind in line for kind in (b'"kind":"rejected"', b'"kind":"approved"')):
+            continue
+        try:
+            values = parse_json(line)
+        except ValueError:
+            raise DataError("the log is damaged in the line of a decision", where=str(path)) from None
+        if values["experiment"] == experiment:
+            found.append(values)
+    return found
+
+
+def _path_in(folder: Path) -> Path:
+    """The path of the log in its folder, which is made."""
+    path = private_folder(folder) / NAME
+    if (former := folder / _FORMER).exists() and not path.exists():
+        former.rename(path)
+    return path
 
 
 def _remove(*paths: Path | None) -> None:

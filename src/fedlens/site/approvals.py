@@ -1,7 +1,8 @@
 """Signed decisions on experiments: who has approved which settings, for which run, until when and with which sites.
 
 `approved/DIGEST/` in the folder of a site has one file for each reviewer: his last decision. It holds for exactly what
-it names; a peer that has left changes nothing.
+it names; a peer that has left changes nothing. The chained log of the site has a line for each decision that was kept:
+a rejection there counts until its reviewer takes it back, also if the file is gone.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import time
 from typing import Any
 
 from fedlens.base.errors import ConfigError, IdentityError
 from fedlens.base.parse_text import parse_json
 from fedlens.base.printable import printable
+from fedlens.base.shell_command import quoted_command
 from fedlens.core.wire.terms import MOST_PEERS, ExperimentTerms, is_day, is_digest
 from fedlens.files.atomic_files import refuse_link
 from fedlens.identity.authority import day
@@ -24,6 +27,7 @@ from fedlens.identity.keys import KeyPair, fingerprint_of
 from fedlens.identity.private_files import private_folder, read_private, write_private
 from fedlens.identity.signing import sign, verify
 from fedlens.identity.site_keys import SiteKeys
+from fedlens.site.answers_log import decisions, note_decision
 from fedlens.site.contract import Contract
 from fedlens.site.settings import SiteSettings
 
@@ -97,6 +101,7 @@ class Decision:
         reviewer: the public key (DER) of the reviewer.
         time: when it was made, in seconds since 1970.
         signature: by the reviewer's key, over all of it.
+        after: the digest of the reviewer's rejection that an approval takes back; empty for none.
     """
 
     matter: Matter
@@ -105,13 +110,24 @@ class Decision:
     reviewer: bytes
     time: int
     signature: bytes
+    after: str = ""
 
     @classmethod
-    def make(cls, key: KeyPair, matter: Matter, reason: str | None, time: float) -> Decision:
+    def make(cls, key: KeyPair, matter: Matter, reason: str | None, time: float, after: str = "") -> Decision:
         """A signed decision: a rejection if there is a reason, else an approval."""
         approves, why = reason is None, printable(reason or "", line_feeds=False)[:LONGEST_REASON]
-        bare = cls(matter, approves, why, key.public, int(time), b"")
-        return cls(matter, approves, why, key.public, int(time), sign(key, _PURPOSE, [bare._text()]))
+        bare = cls(matter, approves, why, key.public, int(time), b"", after if approves else "")
+        return replace(bare, signature=sign(key, _PURPOSE, [bare._text()]))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its file, in hexadecimal."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @property
+    def by(self) -> str:
+        """The first digits of the fingerprint of the reviewer's key."""
+        return fingerprint_of(self.reviewer).hex()[:16]
 
     def to_bytes(self) -> bytes:
         """The file of the decision."""
@@ -120,7 +136,7 @@ class Decision:
     @classmethod
     def read(cls, content: bytes) -> Decision:
         """The decision in a file. Raises `IdentityError` if it is damaged or was changed after it was signed."""
-        match _parsed(content):
+        match parsed := _parsed(content):
             case {
                 "matter": matter, "approves": bool(approves), "reason": str(reason), "reviewer": str(reviewer),
                 "time": int(time), "signature": str(signature),
@@ -129,7 +145,8 @@ class Decision:
                     key, signed = base64.b64decode(reviewer, validate=True), bytes.fromhex(signature)
                 except ValueError:
                     raise _damaged() from None
-                decision = cls(matter_of(matter), approves, reason, key, time, signed)
+                after = parsed.get("after", "")
+                decision = cls(matter_of(matter), approves, reason, key, time, signed, str(after))
                 verify(key, _PURPOSE, [decision._text()], signed)
                 return decision
         raise _damaged()
@@ -141,6 +158,7 @@ class Decision:
             "reason": self.reason,
             "reviewer": base64.b64encode(self.reviewer).decode(),
             "time": self.time,
+            **({"after": self.after} if self.after else {}),
         }
 
     def _text(self) -> str:
@@ -161,11 +179,6 @@ def matter_of(value: Any) -> Matter:
         ):  # fmt: skip
             return Matter(root, site, run, experiment, rounds, until, agreement, peers, files)
     raise _damaged()
-
-
-def _file_of(decision: Decision) -> str:
-    """The name of the file of its reviewer."""
-    return f"{fingerprint_of(decision.reviewer).hex()[:16]}.json"
 
 
 def _parsed(content: bytes) -> Any:
@@ -213,32 +226,51 @@ class Approvals:
         )  # fmt: skip
 
     def put(self, decision: Decision, contract: Contract) -> Path:
-        """Keeps a decision, in place of an earlier one of the same reviewer. Returns the path of its file.
+        """Keeps a decision and its line in the log, in place of an earlier one of the same reviewer; returns its path.
 
         Raises `ConfigError` if the key is not that of a reviewer.
         """
-        self._reviewer(decision)
+        line = {"by": self._reviewer(decision), "reviewer": decision.by, "decision": decision.digest}
+        line |= {"experiment": contract.digest, "run": decision.matter.run, "time": int(time())}
+        if decision.approves:  # nothing is computed without the line
+            note_decision(self.folder, {"kind": "approved", **line})
         note = private_folder(self.folder / "approved") / f"{contract.digest}.toml"
-        path = private_folder(note.with_suffix("")) / _file_of(decision)
+        path = private_folder(note.with_suffix("")) / f"{decision.by}.json"
         write_private(path, decision.to_bytes())
-        if decision.approves:
-            write_private(note, contract.text.encode())
-        else:
-            note.unlink(missing_ok=True)
+        write_private(note, contract.text.encode())
+        if not decision.approves:  # which ends a run at once
+            note_decision(self.folder, {"kind": "rejected", "reason": decision.reason, **line})
         return path
 
     def check_import(self, decision: Decision) -> None:
-        """Raises `ConfigError` for an approval by who has rejected the experiment here.
+        """Raises `ConfigError` for an older decision than the reviewer's last one in the log.
 
-        No clock says which of the two is the later: a person at this site removes the rejection first.
+        No clock says which of the two is the later: an approval that follows a rejection names it.
         """
-        kept = [each for each in self._kept(decision.matter.experiment) if each.reviewer == decision.reviewer]
-        if decision.approves and any(not each.approves for each in kept):
-            path = self.folder / "approved" / decision.matter.experiment / _file_of(decision)
-            hint = f"if the approval is the later decision, delete {path}, and import it again"
+        lines = decisions(self.folder, decision.matter.experiment)
+        own = [line["decision"] for line in lines if line["reviewer"] == decision.by]
+        if decision.digest in own[:-1]:
+            what = f"{self._reviewer(decision)} has decided again since this decision was kept here"
+            raise ConfigError(what, hint="let the reviewer decide on a new export")
+        rejected = self.rejections(decision.matter.experiment).get(decision.by)
+        if decision.approves and rejected is not None and decision.after != rejected["decision"]:
+            name = rejected["by"]
+            again = quoted_command("site", "review", export="FILE")
             raise ConfigError(
-                f"{self._reviewer(decision)} has rejected the experiment at this site", hint=hint
+                f"{name} has rejected the experiment at this site, and this approval does not take that back",
+                hint=f"{again} names the rejection: {name} takes it back by approving that file",
             )
+
+    def rejections(self, experiment: str) -> dict[str, dict[str, Any]]:
+        """The lines of rejections in the log that are not taken back, by `Decision.by`."""
+        last = {line["reviewer"]: line for line in decisions(self.folder, experiment)}
+        return {by: line for by, line in last.items() if line["kind"] == "rejected"}
+
+    def _rejected(self, experiment: str) -> str | None:
+        """Who has rejected an experiment, and why, as a sentence; None if the log has no such line."""
+        for line in self.rejections(experiment).values():
+            return f"the experiment {experiment[:12]} was rejected by {line['by']}: {line['reason']}"
+        return None
 
     def missing(self, matter: Matter, now: float) -> str | None:
         """Why the experiment may not be computed, as a sentence; None if it is approved.
@@ -250,6 +282,8 @@ class Approvals:
         short, lapsed, known = matter.experiment[:12], "", dict[bytes, str]()
         if ExperimentTerms(matter.until).ended(now):
             return f"the last day of the experiment {short}, {matter.until} (UTC), is over"
+        if (rejected := self._rejected(matter.experiment)) is not None:
+            return rejected
         try:
             for decision in self._kept(matter.experiment):
                 name = self._reviewer(decision)
@@ -283,16 +317,18 @@ class Approvals:
         except IdentityError as error:
             return f"the decisions on the experiment {experiment[:12]} do not count: {error}"
         if last is None:
-            return f"the experiment {experiment[:12]} waits for: fedlens site review"
+            return (
+                self._rejected(experiment)
+                or f"the experiment {experiment[:12]} waits for: fedlens site review"
+            )
         return self.missing(replace(last.matter, experiment=experiment), now)
 
     def replaces(self, decision: Decision) -> str | None:
         """Says which rejection of the same reviewer an approval takes the place of; None without one."""
-        for kept in self._kept(decision.matter.experiment):
-            if decision.approves and not kept.approves and kept.reviewer == decision.reviewer:
-                name = self._reviewer(kept)
-                return f"this replaces the rejection by {name} of {day(kept.time)}: {kept.reason}"
-        return None
+        kept = self.rejections(decision.matter.experiment).get(decision.by) if decision.approves else None
+        return (
+            kept and f"this replaces the rejection by {kept['by']} of {day(kept['time'])}: {kept['reason']}"
+        )
 
     def approvers(self, matter: Matter) -> list[str]:
         """The names of those whose approval holds for what the server proposes now; none if a decision is damaged."""
@@ -320,9 +356,8 @@ class Approvals:
             return self.site
         names = [name for name, key in self.settings.reviewers.items() if key == decision.reviewer]
         if not names:
-            short = fingerprint_of(decision.reviewer).hex()[:16]
             raise ConfigError(
-                f"the key {short} of a decision is none of [reviewers]",
+                f"the key {decision.by} of a decision is none of [reviewers]",
                 where=str(self.settings.path),
                 hint="add the key of the reviewer there, or delete the decision",
             )

@@ -228,7 +228,8 @@ def _about(event: Mapping[str, Any]) -> str:
         "approved",
         *(("listed", "bytes") if "listed" in event else ()),
     ]
-    return ", ".join(f"{name} {value}" for name, value in event.items() if name not in left_out)
+    told = sorted(event.items(), key=lambda item: item[0] not in ("by", "reason"))
+    return ", ".join(f"{name} {value}" for name, value in told if name not in left_out)
 
 
 def _plain(value: Any) -> str:

@@ -21,11 +21,11 @@ from fedlens.base.printable import printable
 from fedlens.base.registry import own_names
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.wire.sent_fields import in_short
-from fedlens.core.wire.terms import ExperimentTerms
+from fedlens.core.wire.terms import ExperimentTerms, is_digest
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.authority import check_name, read_root
 from fedlens.identity.fingerprint import fingerprint_words
-from fedlens.identity.keys import KeyPair
+from fedlens.identity.keys import KeyPair, fingerprint_of
 from fedlens.models.weights_setting import NONE
 from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
 from fedlens.settings.plan import Plan
@@ -47,17 +47,27 @@ class Review:
         terms: what the server says of it besides.
         run: the run that the server proposes it for.
         approvals: the decisions of the site; on another machine it has no folder of decisions.
+        exported: on another machine, the digest of each rejection at the site by `Decision.by`.
     """
 
     contract: Contract
     terms: ExperimentTerms
     run: str
     approvals: Approvals
+    exported: Mapping[str, str] | None = None
 
     @property
     def matter(self) -> Matter:
         """What is decided."""
         return self.approvals.matter(self.contract, self.terms, self.run)
+
+    @property
+    def rejections(self) -> Mapping[str, str]:
+        """The digest of each rejection at the site that is not taken back, by `Decision.by`."""
+        if self.exported is not None:
+            return self.exported
+        lines = self.approvals.rejections(self.contract.digest)
+        return {by: line["decision"] for by, line in lines.items()}
 
     @cached_property
     def refused(self) -> list[str]:
@@ -160,6 +170,7 @@ class Review:
             "terms": self.terms.to_plain(),
             "allow": site.allow.model_dump(exclude_defaults=True),
             "files": dict(site.files),
+            "rejections": self.rejections,
         }
         return json.dumps(content, indent=1).encode() + b"\n"
 
@@ -172,8 +183,8 @@ class Review:
             match parse_json(content) if len(content) <= _LARGEST else None:
                 case {
                     "site": str(site), "root": str(root), "run": str(run), "settings": str(text),
-                    "terms": terms, "allow": dict(allow), "files": dict(files),
-                }:  # fmt: skip
+                    "terms": terms, "allow": dict(allow), "files": dict(files), "rejections": dict(rejections),
+                } if all(map(is_digest, rejections.values())):  # fmt: skip
                     check_name(site)
                     certificate = base64.b64decode(root, validate=True)
                     read_root(certificate)
@@ -182,7 +193,7 @@ class Review:
                     )
                     approvals = Approvals(path.parent, settings, certificate, site, b"")
                     told = ExperimentTerms.from_plain(terms)
-                    return cls(read_contract(text, settings), told, run, approvals)
+                    return cls(read_contract(text, settings), told, run, approvals, rejections)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}", where=str(path)) from None
         except (FedlensError, ValueError) as error:
@@ -196,7 +207,8 @@ class Review:
     def keep(self, decision: Decision) -> None:
         """Keeps a decision at the site.
 
-        Raises `ConfigError` for one of another experiment or of a stranger, or if `[allow]` refuses what it approves.
+        Raises `ConfigError` for one of another experiment or of a stranger, for an approval that does not take back a
+        rejection of its reviewer, or if `[allow]` refuses what it approves.
         """
         if decision.approves:
             refuse(self.contract, self.contract.site)
@@ -205,22 +217,21 @@ class Review:
             raise ConfigError(
                 f"the decision is not on what the server proposes now: {other}", hint="decide again"
             )
+        self.approvals.check_import(decision)
         self.approvals.put(decision, self.contract)
 
     def decision_in(self, path: Path) -> Decision:
-        """The decision in a file, which is not kept yet; see `Approvals.check_import`.
+        """The decision in a file, which is not kept yet.
 
-        Raises `ConfigError` or `IdentityError` if it is none, or an approval that does not end a rejection.
+        Raises `ConfigError` or `IdentityError` if it is none.
         """
         try:
             with open_regular(path) as file:
-                decision = Decision.read(file.read(_LARGEST))
+                return Decision.read(file.read(_LARGEST))
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}", where=str(path)) from None
         except IdentityError as error:
             raise IdentityError(error.what, where=str(path), hint="let the reviewer decide again") from None
-        self.approvals.check_import(decision)
-        return decision
 
     def decide(self, key: KeyPair, reason: str | None) -> Decision:
         """A signed decision on it: a rejection if there is a reason, else an approval.
@@ -229,4 +240,5 @@ class Review:
         """
         if reason is None:
             refuse(self.contract, self.contract.site)
-        return Decision.make(key, self.matter, reason, time())
+        by = fingerprint_of(key.public).hex()[:16]
+        return Decision.make(key, self.matter, reason, time(), self.rejections.get(by, ""))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import html
 import json
 import os
 import shutil
@@ -20,8 +22,10 @@ from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site import review as review_module
+from fedlens.site.answers_log import AnswersLog
 from fedlens.site.approvals import Approvals, Decision, matter_of
 from fedlens.site.contract import Contract, read_contract, site_part
+from fedlens.site.log_export import AskedLog
 from fedlens.site.review import Review
 from fedlens.site.settings import SITE_FILE, SiteSettings
 from fedlens.site.workplace import Proposal
@@ -270,13 +274,49 @@ def test_an_old_approval_does_not_come_back_after_a_rejection_whatever_the_clock
         site.review.keep(site.review.decision_in(path))
     said = site.missing()
     assert said.endswith(r"was rejected by officer: the \x1b[31mconsent does not\ncover it")
-    with pytest.raises(ConfigError, match="officer has rejected the experiment at this site") as refused:
-        site.review.decision_in(approval)
+    for path in site.folder.glob("approved/*/*.json"):
+        if b"consent" in path.read_bytes():
+            path.unlink()  # the log has it still
+    unknown = Decision.make(OFFICER, site.review.matter, None, NOW)  # never seen here
+    for older, match in (
+        (site.review.decision_in(approval), "decided again"),
+        (unknown, "not take that back"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            site.review.keep(older)
     assert site.missing() == said
-    (kept,) = [path for path in site.folder.glob("approved/*/*.json") if str(path) in str(refused.value)]
-    kept.unlink()  # a person at the site takes it back
-    site.review.keep(site.review.decision_in(approval))
+    assert site.review.approvals.last_missing(site.review.contract.digest, NOW) == said
+    exported = tmp_path / "experiment.json"
+    exported.write_bytes(site.review.export())  # names the rejection
+    taken_back = tmp_path / "again.json"
+    taken_back.write_bytes(Review.read(exported).decide(OFFICER, None).to_bytes())
+    site.review.keep(site.review.decision_in(taken_back))
     assert not site.missing()
+    site.decide(OFFICER, "again")
+    for path in (approval, rejection, taken_back):  # the first rejection would let its approval follow
+        with pytest.raises(ConfigError, match="officer has decided again since"):
+            site.review.keep(site.review.decision_in(path))
+    assert site.missing().endswith("rejected by officer: again")
+
+
+def test_each_kept_decision_is_a_line_of_the_log_also_while_the_site_runs(site: Site) -> None:
+    running = AnswersLog(site.folder / "log", site.folder / "work")
+    running.event("left")
+    site.decide()
+    site.decide(None, "no, =1")
+    running.event("returned")
+    running.close()
+    log = AskedLog.read(site.folder)  # which verifies the chain
+    assert [line["kind"] for line in log.told] == ["left", "approved", "rejected", "returned"]
+    path = next(site.folder.glob("approved/*/*.json"))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    said = f"by keys, reason no, =1, decision {digest}, experiment {site.review.contract.digest}"
+    assert log.rows()[2][1:7] == ["run-1", "", "rejected", "", "", f"{said[:43]} ..."]
+    told = list(csv.DictReader(log.as_csv().splitlines()))[2]
+    assert told["reason"].startswith(said)
+    page = html.unescape(log.as_page("ward-a", "hospitals"))
+    assert said in page
+    assert f"by keys, decision {log.told[1]['decision']}" in page
 
 
 def test_a_site_takes_its_own_rejection_back(site: Site) -> None:
