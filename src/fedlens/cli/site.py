@@ -176,7 +176,9 @@ def leave(
             f"{keys.name} has left {keys.federation}: no process computes here, and 'fedlens site start' is refused",
             "The server is not told, and counts the site as away. Call the operator, who deletes what it has: "
             f"{shell_command('federation', 'withdraw', keys.federation, keys.name)}",
-            "What is left here: 'fedlens site purge RUN' removes states and stored answers of a run.",
+            "What is left here: 'fedlens site purge RUN' removes states and stored answers of a run. Keys, approvals, "
+            "lists of the images that were counted (approved/) and the log stay: keep the log, "
+            "and delete the rest by hand.",
         )
 
 
@@ -209,7 +211,8 @@ def purge(
             what, hint = f"this site has answered no run {run!r}", f"give a whole name of: {', '.join(runs)}"
             raise ConfigError(what, where=str(folder / "log"), hint=hint)
         gone = purge_site(folder, days, time(), run)
-        say(*(f"purged: {each}, {many(files, 'file')}" for each, files in gone.items()))
+        left = "nothing of this run was stored here; left: its lines of the log, approvals, lists of images (approved/)"
+        say(*(f"purged: {each}, {many(files, 'file') if files else left}" for each, files in gone.items()))
         if not gone:
             say(
                 f"nothing is due: no run asked for the last time more than {days} days ago and left files here"

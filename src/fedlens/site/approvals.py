@@ -230,7 +230,11 @@ class Approvals:
 
         Raises `ConfigError` if the key is not that of a reviewer.
         """
-        line = {"by": self._reviewer(decision), "reviewer": decision.by, "decision": decision.digest}
+        line: dict[str, Any] = {
+            "by": self._reviewer(decision),
+            "reviewer": decision.by,
+            "decision": decision.digest,
+        }
         line |= {"experiment": contract.digest, "run": decision.matter.run, "time": int(time())}
         if decision.approves:  # nothing is computed without the line
             note_decision(self.folder, {"kind": "approved", **line})
@@ -326,9 +330,9 @@ class Approvals:
     def replaces(self, decision: Decision) -> str | None:
         """Says which rejection of the same reviewer an approval takes the place of; None without one."""
         kept = self.rejections(decision.matter.experiment).get(decision.by) if decision.approves else None
-        return (
-            kept and f"this replaces the rejection by {kept['by']} of {day(kept['time'])}: {kept['reason']}"
-        )
+        if kept is None:
+            return None
+        return f"this replaces the rejection by {kept['by']} of {day(kept['time'])}: {kept['reason']}"
 
     def approvers(self, matter: Matter) -> list[str]:
         """The names of those whose approval holds for what the server proposes now; none if a decision is damaged."""

@@ -42,7 +42,7 @@ _TEXT = """\
 # cache = 2.0
 
 [allow]
-# The fewest images of a client behind an update or a result.
+# The fewest images of a client behind an update or a result; a class may have fewer.
 min_examples = 8
 # What an experiment may be: 'fedlens site review' says which line refuses it.
 # algorithms = ["fedavg", "fedprox"]
