@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlens.data.dataset import Dataset
-from fedlens.parts import DATASETS
+from fedlens.data.datasets.registry import DATASETS
 
 PER_CLASS = 1000
 
