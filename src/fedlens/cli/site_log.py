@@ -12,6 +12,7 @@ from fedlens.cli.display.output import complain, console, print_columns, reporte
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.site_review import SITE_FOLDER, SiteFolder, joined_folder
 
+_UNSHOWN = ("listed", "attempt", "exchange", "slot", "server_lines")  # of an ask: its place among others
 _WIDE = 150  # characters of a terminal that the table of a log fits
 
 
@@ -94,10 +95,12 @@ def show(
 ) -> None:
     """Show one answer: its line, and norm and histogram of each value of its body if keep.sent is set."""
     with reported(debug):
+        from fedlens.identity.authority import day
         from fedlens.site.log_export import AskedLog, body_rows
 
         line = AskedLog.read(folder).found(id)
-        print_columns([(name, str(value)) for name, value in line.items() if name != "listed" and value])
+        print_columns([(name, day(value) if name == "time" else str(value))
+                       for name, value in line.items() if name not in _UNSHOWN and value])  # fmt: skip
         say("", *line["listed"])
         if rows := body_rows(folder, line):
             say("")

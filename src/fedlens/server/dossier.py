@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.format import size
+from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
 from fedlens.core.wire.sent_fields import in_short
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
@@ -33,6 +35,7 @@ from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
 from fedlens.server.retention import ServedRuns
 from fedlens.server.serve import plan_at_sites
 from fedlens.server.serve_record import ServeRecord
+from fedlens.settings.config import Config
 from fedlens.settings.config_source import Source
 from fedlens.site.contract import site_part
 
@@ -89,13 +92,13 @@ def write_dossier(
         "images": IMAGES,
         "keeps_days": ServedRuns(federation.folder).days,
         "keeps": trial.keeps,
-        "messages": list(_messages(trial)),
+        "messages": [_census(trial, sites), *_messages(trial)],
         "promise": promise,
         "risks": list(_risks(trial, promise)),
         "test": test["name"] if isinstance(test, Mapping) else test,
         "until": terms.until,
         "agreement": terms.agreement,
-        "draft": [] if of_run else list(_missing(sites, terms)),
+        "draft": [] if of_run else list(_missing(sites, terms, planned.config)),
         "run": None,
         "taken": []
         if not of_run or promise
@@ -128,10 +131,13 @@ def _facts_of_run(directory: Path) -> dict[str, Any]:
     }
 
 
-def _missing(sites: Sequence[str], terms: ExperimentTerms) -> Iterator[str]:
+def _missing(sites: Sequence[str], terms: ExperimentTerms, config: Config) -> Iterator[str]:
     """What a command will say later, as sentences."""
     if not sites:
         yield "No site is accepted yet."
+    elif len(sites) < (least := config.engine["min_sites"]):
+        few = "1 site is" if len(sites) == 1 else f"{len(sites)} sites are"
+        yield f"{few} accepted, and the run needs {least} (engine.min_sites)."
     if terms.until is None:
         yield "The last day is open: give --until, as to 'fedlens serve'."
     if terms.agreement is None:
@@ -176,6 +182,19 @@ def _promise(trial: TrialRound) -> dict[str, Any] | None:
     found = guarantee(config.privacy, planned(release, config.rounds), config.record.unsafe)
     against = "those who get the models, not against the server"
     return {**found, "unit": "one client with all of its images", "against": against}
+
+
+def _census(trial: TrialRound, sites: Sequence[str]) -> list[Any]:
+    """What a site with one client tells before the first round, as a row of the table of messages."""
+    name, info, versions = max([*sites, "ward-a"], key=len), trial.built.client_data.dataset.info, {}
+    sums = None
+    if trial.built.config.sums_moments:
+        sums = ChannelSums(IMAGES, 1000 * IMAGES, *[(0.123456789012345,) * info.input_shape[0]] * 2)
+    for part in ("fedlens", "torch", "numpy"):
+        versions[part] = version(part)
+    census = SiteCensus(name, [CountedClient(name, IMAGES)], versions, 64 * "0", sums)
+    what = "census, once before round 1: how many images it has"
+    return [what, "the settings of the experiment", in_short(census.fields), f"some {size(census.bytes)}"]
 
 
 def _messages(trial: TrialRound) -> Iterator[list[Any]]:

@@ -8,7 +8,6 @@ ask shows that the server has them.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,7 +20,6 @@ from fedlens.base.errors import DataError, DecodingError, FedlensError, RunFaile
 from fedlens.base.parse_text import parse_json
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message
-from fedlens.core.wire.sent_fields import sent_fields
 from fedlens.engines.links.post import LOGGED
 from fedlens.files.atomic_files import create, open_readable, read_regular, refused, replacing, sweep
 from fedlens.files.chained_log import ChainedLog
@@ -142,18 +140,13 @@ class AnswersLog:
 
     def census(self, run: str, census: SiteCensus) -> None:
         """Writes once what a census tells the server, without values. Raises `RunFailed` if the disk refuses."""
-        clients, sums = len(census.clients), census.sums
-        rest = {"versions": census.versions, "contract": census.contract, "sums": sums and vars(sums)}
-        each_client = [
-            f"clients[{clients}].{field}" for field in ("name text", "examples number", "held_out number")
-        ]
         values = {
             "run": run,
-            "clients": clients,
+            "clients": len(census.clients),
             "examples": sum(each.examples for each in census.clients),
-            "channels_summed": 0 if sums is None else len(sums.values),
-            "bytes": len(json.dumps(census.to_plain(), separators=(",", ":"))),
-            "fields": [*each_client, *sent_fields(rest)],
+            "channels_summed": 0 if census.sums is None else len(census.sums.values),
+            "bytes": census.bytes,
+            "fields": census.fields,
         }
         try:
             self._lines.once("census", values, int(self._clock()))

@@ -101,16 +101,18 @@ def test_it_names_the_accepted_sites_and_lists_what_nobody_has_said(tmp_path: Pa
     federation = federation_in(tmp_path)
     terms = ExperimentTerms("2099-01-31", "0a" * 32)
     told, _ = write_dossier(tmp_path / "out", federation, settings(), terms=terms)
-    first = told.read_text().partition("## Purpose")[0]
+    draft = told.read_text()
+    first = draft.partition("## Purpose")[0]
     assert "Write it again after step 4" in first
     assert "No site is accepted yet" in first
     assert "--until" not in first
     joined(federation, "ward-a", tmp_path)
     joined(federation, "ward-b", tmp_path)
+    joined(federation, "ward-c", tmp_path)
     federation.revoke("ward-b", drop=False)
     for path in write_dossier(tmp_path / "out", federation, settings()):
         text = path.read_text()
-        assert "ward-a. Each receives" in text
+        assert "ward-a, ward-c. Each receives" in text
         assert "ward-b" not in text
         assert text.count("to be filled in (") == 16
         assert "due 365 days after" in text
@@ -127,6 +129,25 @@ def test_it_names_the_accepted_sites_and_lists_what_nobody_has_said(tmp_path: Pa
     marked = re.findall(r"\*\*(.+):\*\* \*\*to be filled in \((\d+)\)", text)
     assert [tuple(line.split(" | ")[:2]) for line in points] == [(f"| {n}", name) for name, n in marked]
     assert all(line.split(" | ")[2].strip(" |") for line in points)
+    assert f"with a number: {len(points)} points, which the end lists" in text
+    drafted = dict(re.findall(r"\*\*(.+):\*\* \*\*to be filled in \((\d+)\)", draft))
+    assert len(drafted) == len(marked) + 2  # the purpose, and the sites
+    assert drafted.items() >= {(name, n) for name, n in marked}  # notes on a draft keep their numbers
+    assert "| census, once before round 1: how many images it has | the settings" in text
+    assert "`clients[1].examples number`" in text
+
+
+def test_a_draft_with_too_few_sites_says_so(tmp_path: Path) -> None:
+    federation = federation_in(tmp_path)
+    for name in ("ward-a", "ward-b"):
+        joined(federation, name, tmp_path)
+    source = settings(**SECURE)
+    source.values["engine"]["min_sites"] = 3
+    told, _ = write_dossier(tmp_path / "out", federation, source)
+    text = told.read_text()
+    assert "2 sites are accepted, and the run needs 3 (engine.min\\_sites)" in text
+    assert "Write it again after step 4" in text
+    assert "&gt;" not in text
 
 
 def test_names_cannot_be_markup(tmp_path: Path) -> None:

@@ -95,11 +95,12 @@ class SecAgg(BlindSum):
         """How many clients may drop out, and how many may work with the server."""
         n = self.vectors.cohort
         t = self.terms.needed(n)
-        colluding = helpers(n, t)
-        whom = f"more than {colluding}" if colluding else "any"
+        colluding = min(helpers(n, t), n - 2)  # all others together know the sum without the last
+        work = {0: "none of the others works", 1: "at most one of the others works"}
         return (
             f"Secure sums of {n} clients need {t} of them to the end, so {n - t or 'none'} may drop out. At real "
-            f"sites, an active server must not work with {whom} of them: 2 x {t} > {n} + {colluding}.",
+            "sites, an active server cannot tell the update of a client from the sum while "
+            f"{work.get(colluding, f'at most {colluding} of the others work')} with it.",
         )
 
     def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:

@@ -80,12 +80,12 @@ def test_the_package_that_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         (
             3,
             0.51,
-            "3 clients need 3 of them to the end, so none may drop out.*more than 2 of them: 2 x 3 > 3 [+] 2",
+            "3 clients need 3 of them to the end, so none may drop out.*while at most one of the others works with it",
         ),
-        (4, 0.51, "4 clients need 3 .* so 1 may drop out.*more than 1 of them: 2 x 3 > 4 [+] 1"),
-        (10, 0.67, "10 clients need 7 .* so 3 may drop out.*more than 3 of them: 2 x 7 > 10 [+] 3"),
-        (10, 0.51, "10 clients need 6 .* so 4 may drop out.*more than 1 of them: 2 x 6 > 10 [+] 1"),
-        (5, 0.51, "5 clients need 3 .* so 2 may drop out.*must not work with any of them: 2 x 3 > 5 [+] 0"),
+        (4, 0.51, "4 clients need 3 .* so 1 may drop out.*while at most one of the others works with it"),
+        (10, 0.67, "10 clients need 7 .* so 3 may drop out.*while at most 3 of the others work with it"),
+        (10, 0.51, "10 clients need 6 .* so 4 may drop out.*while at most one of the others works with it"),
+        (5, 0.51, "5 clients need 3 .* so 2 may drop out.*while none of the others works with it"),
     ],
 )
 def test_the_start_says_how_many_may_drop_out_and_collude(cohort: int, threshold: float, said: str) -> None:
