@@ -55,7 +55,10 @@ FAULTS: dict[str, tuple[Change, str]] = {
         "update has an extra 2.bias",
     ),
     "missing": (lambda r: {n: v for n, v in r.items() if n != "update"}, "update is missing"),
-    "extra": (lambda r: {**r, "note": 1}, "there is an extra note, which `expect` does not announce"),
+    "extra": (
+        lambda r: {**r, "note": 1},
+        'there is an extra note, which `expect` does not announce: add "note": NumberField() to it',
+    ),
     "zero": (lambda r: {**r, "weight": 0.0}, "weight is 0, outside (0, {most}]"),
     "negative": (lambda r: {**r, "weight": -r["weight"]}, "weight is -{weight}, outside (0, {most}]"),
     "nan weight": (lambda r: {**r, "weight": math.nan}, "weight is nan"),

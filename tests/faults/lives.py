@@ -74,13 +74,13 @@ def dying_at(call: int, number: int) -> None:
 
 def occupy_page() -> None:
     """Makes a directory of the name of the result page, right before it is written."""
-    write_report = fedlens.pages.run_page.write_report
+    write_report = carry_out.write_report
 
     def occupied(directory: Path) -> Path:
         (directory / "report.html").mkdir()
         return write_report(directory)
 
-    fedlens.pages.run_page.write_report = occupied
+    carry_out.write_report = occupied
 
 
 def lose_output(how: str | None) -> None:

@@ -293,7 +293,7 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up() -> None:
         ),
         (
             lambda: fedbn(given(divided(HELD), spec=ModelSpec(small_cnn, "small-cnn", {}, (1, 8, 8), 10, 0))),
-            "set model.norm = 'batch', or choose",
+            "set model.norm = 'batch', as the recipe digits-personal does, or choose",
         ),
         (lambda: fedbn(parts(world(), LOCAL, model(norm=True))), "no client holds out"),
         (lambda: finetune(parts(world(), LOCAL)), "no client holds out"),

@@ -18,7 +18,6 @@ import numpy as np
 
 from fedlens import Experiment, cost
 from fedlens.algorithms.private_averaging import privacy_curves
-from fedlens.analyses.privacy_audit import audit_chart
 from fedlens.benchmark import picture
 from fedlens.benchmark.comparison import ComparisonRow, Ratio
 from fedlens.cli.cost import show
@@ -213,14 +212,6 @@ def of_analyses() -> str:
         return page_snapshot(write_analysis_page(folder, Run.open(run)))
 
 
-def of_an_audit() -> str:
-    """The claimed curve of an audit, and its measured rates."""
-    curve = {"false_positives": [0.0, 0.1, 1.0], "false_negatives": [1.0, 0.6, 0.0]}
-    rates = {"false_positives": (0.1, 0.07, 0.14), "false_negatives": (0.7, 0.66, 0.75)}
-    measured = {kind: dict(zip(("rate", "low", "high"), own, strict=True)) for kind, own in rates.items()}
-    return as_text(described(audit_chart({"curve": curve, **measured})))
-
-
 def of_single_analyses() -> str:
     """The figures of each analysis of one run, and of one that recorded a single round."""
     made: dict[str, Any] = {}
@@ -371,6 +362,5 @@ SNAPSHOTS: Snapshots = {
     "tables/cost-in-the-terminal.txt": lambda: _cost()["words"],
     "tables/compare.json": of_comparison,
     "figures/analyses.json": of_single_analyses,
-    "figures/audit.json": of_an_audit,
     "figures/pictures.json": of_pictures,
 }

@@ -150,7 +150,7 @@ class SumFederation:
             9,
             FederationInfo(np.ones(self.n, int), 2, (1,)),
             RNG,
-            sums=self.sums,
+            metrics=self.sums,
             entropy=self.entropy,
             journal=self.journal,
         )
