@@ -21,6 +21,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "from-a-study-to-your-sites.md"
+TERMS = "--until 2027-01-31 --agreement agreement.pdf"
 SITES = {"ward-a": "Bonn", "ward-b": "Celle", "ward-c": "Dessau"}
 PORT = 8443
 ROOT = "a long passphrase"
@@ -133,10 +134,9 @@ def one_to_four(do: Play) -> None:
         shutil.move(do.root / "server" / f"{site}.invitation", do.root / site)
     shutil.copy(DOCS / "examples" / "hospitals.toml", do.root / "server")
     (do.root / "server" / "agreement.pdf").write_text("The agreement of the hospitals.\n")
-    terms = "--until 2027-01-31 --agreement agreement.pdf"
     purpose = '--purpose "Read handwritten digits."'
-    do("server", f"fedlens federation dossier hospitals --experiment hospitals.toml {purpose} {terms}")
-    do.serve(f"hospitals.toml --federation hospitals {terms}")
+    do("server", f"fedlens federation dossier hospitals --experiment hospitals.toml {purpose} {TERMS}")
+    do.serve(f"hospitals.toml --federation hospitals {TERMS}")
     words = {}
     for site in SITES:
         joined = do(site, f"fedlens site join {site}.invitation --data scans")
@@ -198,7 +198,7 @@ def secure_sums(do: Play) -> None:
     for site, file, text in zip(SITES, files, before, strict=True):
         file.write_text(text.replace("\n# secure_sum", "\nsecure_sum", 1))
         do.begin(site, "fedlens site start")  # which reads site.toml when it starts
-    do.serve("hospitals-secure.toml --federation hospitals")
+    do.serve(f"hospitals-secure.toml --federation hospitals {TERMS}")
     for site in SITES:
         do.approve(site)
     do.wait("server", "result page: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -292,12 +293,13 @@ def withdraw(
     with reported(debug):
         from fedlens.base.errors import RunDirectoryError
         from fedlens.base.shell_command import shell_command
+        from fedlens.identity.authority import day
         from fedlens.server.serve_record import ServeRecord
         from fedlens.server.withdraw import has_site, served_runs, withdraw
 
         federation = _open(folder)
         federation.revoke(site)
-        say(f"{site} is revoked")
+        say(f"{site} is revoked, and withdrawn from all runs of {federation.name} on {day(time.time())}")
         found, moved = served_runs(federation.folder, federation.root, runs or ())
         busy = record = None
         for run in (each for each in found if has_site(each, site)):
@@ -323,7 +325,7 @@ def _withdrawn(done: Withdrawal) -> list[str]:
         rounds = "in rounds that no log names, so in any"
     else:
         rounds = f"in rounds {done.spans}" if done.rounds else "in no round"
-    models = f"; models: {', '.join(done.models)}" if done.models else ""
+    models = f"; models: {', '.join(done.models)}" if done.models else "; in no finished model"
     moments = "; its images are in the mean and deviation of the run" if done.moments else ""
     return [
         f"{done.run}: {rounds}{models}{moments}",

@@ -69,12 +69,14 @@ def write_dossier(
 
     Raises `ConfigError` for settings that `fedlens serve` refuses, and `RunDirectoryError` for a run of no site.
     """
-    sites = [site.name for site in federation.sites() if site.state == "accepted"]
+    accepted = [site for site in federation.sites() if site.state == "accepted"]
+    sites, words = [site.name for site in accepted], {site.name: federation.words(site) for site in accepted}
     of_run: Mapping[str, Any] = {}
     if isinstance(experiment, Path):
         of_run = _facts_of_run(experiment)
         sites, clients = of_run["sites"], of_run["clients"]
     planned = plan_at_sites(of_run["source"] if isinstance(experiment, Path) else experiment)
+    sums = bool(of_run["sums"] if of_run else planned.config.sums_moments)  # the trial has a mean of its own
     trial = trial_round(planned, clients or max(len(sites), planned.config.engine["min_sites"]))
     promise = _promise(trial)
     terms, test = terms or ExperimentTerms(), planned.config.data.dataset.get("test")
@@ -85,16 +87,17 @@ def write_dossier(
         "today": f"{datetime.now(UTC):%Y-%m-%d}",
         "built": trial.built,
         "digest": hashlib.sha256(site_part(planned.config).encode()).hexdigest(),
-        "sums": planned.config.sums_moments,
+        "sums": sums,
         "federation": federation,
         "sites": sites,
+        "words": words,
         "purpose": purpose,
         "images": IMAGES,
         "keeps_days": ServedRuns(federation.folder).days,
         "keeps": trial.keeps,
-        "messages": [_census(trial, sites), *_messages(trial)],
+        "messages": [_census(trial, sites, sums), *_messages(trial)],
         "promise": promise,
-        "risks": list(_risks(trial, promise)),
+        "risks": list(_risks(trial, promise, sums)),
         "test": test["name"] if isinstance(test, Mapping) else test,
         "until": terms.until,
         "agreement": terms.agreement,
@@ -184,16 +187,17 @@ def _promise(trial: TrialRound) -> dict[str, Any] | None:
     return {**found, "unit": "one client with all of its images", "against": against}
 
 
-def _census(trial: TrialRound, sites: Sequence[str]) -> list[Any]:
+def _census(trial: TrialRound, sites: Sequence[str], sums_images: bool) -> list[Any]:
     """What a site with one client tells before the first round, as a row of the table of messages."""
     name, info, versions = max([*sites, "ward-a"], key=len), trial.built.client_data.dataset.info, {}
     sums = None
-    if trial.built.config.sums_moments:
+    if sums_images:
         sums = ChannelSums(IMAGES, 1000 * IMAGES, *[(0.123456789012345,) * info.input_shape[0]] * 2)
     for part in ("fedlens", "torch", "numpy"):
         versions[part] = version(part)
     census = SiteCensus(name, [CountedClient(name, IMAGES)], versions, 64 * "0", sums)
     what = "census, once before round 1: how many images it has"
+    what += ", and sums over their pixels" if sums_images else ""
     return [what, "the settings of the experiment", in_short(census.fields), f"some {size(census.bytes)}"]
 
 
@@ -208,7 +212,7 @@ def _messages(trial: TrialRound) -> Iterator[list[Any]]:
         ]
 
 
-def _risks(trial: TrialRound, promise: dict[str, Any] | None) -> Iterator[list[str]]:
+def _risks(trial: TrialRound, promise: dict[str, Any] | None, sums_images: bool) -> Iterator[list[str]]:
     """The risks that the settings leave open: each with what stays open and what would lessen it."""
     config, algorithm = trial.built.config, trial.built.algorithm
     inversion = (
@@ -255,6 +259,12 @@ def _risks(trial: TrialRound, promise: dict[str, Any] | None) -> Iterator[list[s
             "results on held-out images",
             "a sum for one class may be of one image, and a server can send a model that lets one image decide a sum",
             "evaluation.clients = 'none', and test images at the server (data.dataset.test)",
+        ]
+    if sums_images:
+        yield [
+            "sums over the pixels of a site",
+            "the server gets them once; mean and deviation over all sites are removed nowhere, also if a site leaves",
+            "mean and std given in the experiment (data.dataset)",
         ]
     yield [
         "the operator as certificate authority",

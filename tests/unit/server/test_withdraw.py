@@ -129,7 +129,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_the_first_answer_of_a_site(tmp
         interrupted(each, last)
     base = RunDir(tmp_path / "one" / "run")
     said = ran("federation", "withdraw", wards.federation.registry.folder, LEFT)
-    assert f"{base.path}: in rounds 3\n" in said
+    assert f"{base.path}: in rounds 3; in no finished model\n" in said
+    assert f"{LEFT} is revoked, and withdrawn from all runs of " in said
     assert [path.name for path in base.checkpoint_path.iterdir()] == ["round-000002"]
 
     with wards.at_work("ward-a", "ward-b"):
