@@ -19,7 +19,7 @@ from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.format import size
 from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
-from fedlens.core.wire.sent_fields import in_short
+from fedlens.core.wire.sent_fields import census_fields, in_short
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.files.atomic_files import write_atomically
@@ -198,7 +198,12 @@ def _census(trial: TrialRound, sites: Sequence[str], sums_images: bool) -> list[
     census = SiteCensus(name, [CountedClient(name, IMAGES)], versions, 64 * "0", sums)
     what = "census, once before round 1: how many images it has"
     what += ", and sums over their pixels" if sums_images else ""
-    return [what, "the settings of the experiment", in_short(census.fields), f"some {size(census.bytes)}"]
+    return [
+        what,
+        "the settings of the experiment",
+        in_short(census_fields(census)),
+        f"some {size(census.bytes)}",
+    ]
 
 
 def _messages(trial: TrialRound) -> Iterator[list[Any]]:

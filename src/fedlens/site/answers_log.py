@@ -20,6 +20,7 @@ from fedlens.base.errors import DataError, DecodingError, FedlensError, RunFaile
 from fedlens.base.parse_text import parse_json
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message
+from fedlens.core.wire.sent_fields import census_fields
 from fedlens.engines.links.post import LOGGED
 from fedlens.files.atomic_files import create, open_readable, read_regular, refused, replacing, sweep
 from fedlens.files.chained_log import ChainedLog
@@ -146,7 +147,7 @@ class AnswersLog:
             "examples": sum(each.examples for each in census.clients),
             "channels_summed": 0 if census.sums is None else len(census.sums.values),
             "bytes": census.bytes,
-            "fields": census.fields,
+            "fields": census_fields(census),
         }
         try:
             self._lines.once("census", values, int(self._clock()))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedlens.base.errors import DecodingError, one_line
-from fedlens.core.wire.sent_fields import sent_fields
 
 MOST_EXAMPLES = 2**26
 """The most examples of a federation: who divides them takes memory for each."""
@@ -76,13 +75,6 @@ class SiteCensus:
             "contract": self.contract,
             "sums": sums and [sums.images, sums.pixels, list(sums.values), list(sums.squares)],
         }
-
-    @property
-    def fields(self) -> list[str]:
-        """Names and shapes of what it tells, without values, as in a log."""
-        names = ("name text", "examples number", "held_out number")
-        rest = {"versions": self.versions, "contract": self.contract, "sums": self.sums and vars(self.sums)}
-        return [*(f"clients[{len(self.clients)}].{name}" for name in names), *sent_fields(rest)]
 
     @property
     def bytes(self) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from fedlens.base.format import many
+
+if TYPE_CHECKING:
+    from fedlens.core.wire.census import SiteCensus
 
 _MOST = 2**19  # characters of all fields
 
@@ -20,6 +23,17 @@ def answer_fields(payload: Mapping[str, Any], metrics: Mapping[str, Any], letter
     ['weight number', 'metrics.batches number', 'metrics.loss number']
     """
     return sent_fields({**payload, "metrics": dict(sorted(metrics.items())), "letters": list(letters)})
+
+
+def census_fields(census: SiteCensus) -> list[str]:
+    """The fields of a census."""
+    names = ("name text", "examples number", "held_out number")
+    rest = {
+        "versions": census.versions,
+        "contract": census.contract,
+        "sums": census.sums and vars(census.sums),
+    }
+    return [*(f"clients[{len(census.clients)}].{name}" for name in names), *sent_fields(rest)]
 
 
 def sent_fields(payload: Mapping[str, Any]) -> list[str]:
