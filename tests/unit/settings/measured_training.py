@@ -32,9 +32,9 @@ def main(model: str, size: int, batch: int, optimizer: dict[str, Any]) -> dict[s
         return fedlens.dataset(drawn, labels, drawn[:10], labels[:10])
 
     answer: dict[str, int] = {}
-    run = Runner.run
+    rounds = Runner.rounds
 
-    def watched(runner: Runner, until: int | None = None) -> None:
+    def watched(runner: Runner, until: int | None = None) -> Any:
         spec = runner.built.model
         local, task = runner.built.config.local, runner.built.task
         memory = training_memory(spec.build(), spec.input_shape, batch, local, task, spec.classes)
@@ -42,10 +42,10 @@ def main(model: str, size: int, batch: int, optimizer: dict[str, Any]) -> dict[s
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         before = resident("VmRSS")
-        run(runner, until)
+        yield from rounds(runner, until)
         answer.update(needed=memory.needed(), peak=resident("VmHWM") - before)
 
-    Runner.run = watched  # type: ignore[method-assign]
+    Runner.rounds = watched  # type: ignore[method-assign]
     experiment = Experiment(
         rounds=1,
         model=model,
