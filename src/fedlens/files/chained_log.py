@@ -35,8 +35,8 @@ class ChainedLog:
         hint: says what to do about a damaged log.
 
     Another process may append too: its lines are read before the next one is written. A last line that is cut, as by a
-    kill, is removed. Raises `DataError` for any other damage, `OSError` if the disk
-    refuses, and `RunDirectoryError` for a link.
+    kill, is removed. Raises `DataError` for any other damage, `OSError` if the disk refuses, and `RunDirectoryError`
+    for a link.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "answers.jsonl"

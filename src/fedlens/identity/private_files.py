@@ -73,8 +73,7 @@ def one_writer(folder: Path, wait: bool = True) -> Iterator[None]:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not wait:
-                os.pwrite(descriptor, b"%-*d" % (_NUMBER, os.getpid()), 0)
+            os.pwrite(descriptor, b"%-*d" % (_NUMBER, os.getpid()), 0)
         except BlockingIOError:
             number = os.pread(descriptor, _NUMBER, 0).decode(errors="replace").strip()
             what = f"another process uses the folder {folder.name}: number {number}, as a rule 'fedlens site start'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 from tools.secure_page import COLOURS, FIGURE, HEIGHT, PAGE, PANELS, PLOT, WIDTH, drawing, rendered, rows
@@ -16,6 +17,16 @@ def test_the_page_and_the_drawing_are_those_of_the_measurements() -> None:
     assert FIGURE.read_text(encoding="utf-8") == drawing(rows()), AGAIN
     assert page.count(f'--8<-- "figures/{FIGURE.name}"') == page.count("<!-- table: secure bytes -->") == 1
     assert page.count("| `turbo-aggregate` | 20 |") == page.count("| `secagg-plus` | 200 |") == 1
+
+
+def test_drawings_in_pages_stand_in_a_figure() -> None:
+    """Else Markdown takes the words of a drawing for paragraphs, and no check of the build says so."""
+    pages = {path: path.read_text(encoding="utf-8") for path in PAGE.parent.rglob("*.md")}
+    drawn = {path: re.findall(r'(.*)\n--8<-- ".*\.svg"', text) for path, text in pages.items()}
+    assert drawn[PAGE]
+    assert [
+        path for path, before in drawn.items() if not all(line.startswith("<figure") for line in before)
+    ] == []
 
 
 def test_the_drawing_has_a_line_of_each_aggregate_inside_its_plot() -> None:
