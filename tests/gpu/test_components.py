@@ -149,6 +149,7 @@ TOGETHER = (
     "layer rates + at clients",
     "adamw + projection + quantized",
     "client privacy",
+    "tree privacy",
     "example privacy",
     "cached features + optimal convex",
     "cached features of shifted images",
