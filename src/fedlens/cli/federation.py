@@ -329,7 +329,7 @@ def _withdrawn(done: Withdrawal) -> list[str]:
     moments = "; its images are in the mean and deviation of the run" if done.moments else ""
     return [
         f"{done.run}: {rounds}{models}{moments}",
-        f"    deleted: {done.files} files, {done.bytes:,} bytes",
+        f"    deleted: {done.removed}",
     ]
 
 

@@ -45,7 +45,6 @@ def purge(
             assert federation is not None
             runs = ServedRuns(FederationFolder(federation).folder).due(time())
         for run in runs:
-            files, size = purge_run(run)
-            say(f"purged: {run.path}, {files} files, {size:,} bytes")
+            say(f"purged: {run.path}: {purge_run(run)}")
         if not runs:
             say("nothing is due")

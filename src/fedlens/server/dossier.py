@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.format import size
-from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
 from fedlens.core.wire.sent_fields import census_fields, in_short
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
@@ -189,13 +187,7 @@ def _promise(trial: TrialRound) -> dict[str, Any] | None:
 
 def _census(trial: TrialRound, sites: Sequence[str], sums_images: bool) -> list[Any]:
     """What a site with one client tells before the first round, as a row of the table of messages."""
-    name, info, versions = max([*sites, "ward-a"], key=len), trial.built.client_data.dataset.info, {}
-    sums = None
-    if sums_images:
-        sums = ChannelSums(IMAGES, 1000 * IMAGES, *[(0.123456789012345,) * info.input_shape[0]] * 2)
-    for part in ("fedlens", "torch", "numpy"):
-        versions[part] = version(part)
-    census = SiteCensus(name, [CountedClient(name, IMAGES)], versions, 64 * "0", sums)
+    census = trial.census(max([*sites, "ward-a"], key=len), sums_images)
     what = "census, once before round 1: how many images it has"
     what += ", and sums over their pixels" if sums_images else ""
     return [

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
 from typing import Any
 
+from fedlens.base.format import many
 from fedlens.files.chained_log import ChainedLog
 from fedlens.files.lock import locked
 from fedlens.files.text_files import read_json
@@ -23,6 +26,28 @@ from fedlens.server.event_log import DAY
 
 DEFAULT_DAYS = 365
 _FILE = "keep.json"
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What was removed of a run.
+
+    Attributes:
+        files: how many, by folder of the run directory.
+        bytes: of all of them.
+    """
+
+    files: Mapping[str, int] = field(default_factory=dict)
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> str(Removed({"checkpoint": 2, "states": 1}, 5120)), str(Removed())
+        ('checkpoint (2 files), states (1 file), 5,120 bytes', 'nothing was there')
+        """
+        folders = [f"{name} ({many(count, 'file')})" for name, count in self.files.items()]
+        return ", ".join([*folders, f"{self.bytes:,} bytes"]) if folders else "nothing was there"
 
 
 class ServedRuns:
@@ -92,10 +117,10 @@ def held(run: RunDir) -> Iterator[None]:
 
 def remove(
     run: RunDir, paths: Iterable[Path], kind: str, clock: Callable[[], float] = time, **facts: Any
-) -> tuple[int, int]:
+) -> Removed:
     """Removes files and folders of a run that is `held`, with a line in the log of its server.
 
-    The run is not resumed any more. Returns how many files were removed, and their bytes.
+    The run is not resumed any more.
     """
     now = clock()
     # First: a run whose checkpoints are half gone must not be resumed.
@@ -103,16 +128,17 @@ def remove(
     run.write_summary({**(run.read_summary() or {}), "purged": day, "withdrawn": facts.get("site")})
     present = [path for path in paths if path.exists()]
     files = [file for path in present for file in (path, *path.rglob("*")) if file.is_file()]
-    size = sum(file.lstat().st_size for file in files)
+    folders = Counter(file.relative_to(run.path).parts[0] for file in files)
+    removed = Removed(folders, sum(file.lstat().st_size for file in files))
     for path in present:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if run.serve_path.exists():
         with closing(ChainedLog(run.answers_path)) as log:
-            log.append({"kind": kind, "time": int(now), "files": len(files), "bytes": size, **facts})
-    return len(files), size
+            log.append({"kind": kind, "time": int(now), "files": len(files), "bytes": removed.bytes, **facts})
+    return removed
 
 
-def purge(run: RunDir, clock: Callable[[], float] = time) -> tuple[int, int]:
+def purge(run: RunDir, clock: Callable[[], float] = time) -> Removed:
     """Purges a run; see `remove`. Raises `RunDirectoryError` while a process writes it."""
     with held(run):
         folders = (run.checkpoint_path, run.states_path, run.recordings_path, run.journal_path)

@@ -14,7 +14,7 @@ from fedlens.observers.read_recordings import folder_of
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
 from fedlens.run.state_files import StateFiles
-from fedlens.server.retention import ServedRuns, held, remove
+from fedlens.server.retention import Removed, ServedRuns, held, remove
 from fedlens.server.serve_record import ServeRecord
 
 
@@ -27,21 +27,20 @@ class Withdrawal:
         rounds: those that have an answer of the site; None if the run has no log of answers, so that it may be any.
         models: the names of the model files that were computed from them.
         moments: whether its images are in the mean and the deviation of the run.
-        files, bytes: what was removed.
+        removed: what was removed.
     """
 
     run: Path
     rounds: list[int] | None
     models: list[str]
     moments: bool
-    files: int
-    bytes: int
+    removed: Removed
 
     @property
     def spans(self) -> str:
         """The rounds in words.
 
-        >>> Withdrawal(Path("run"), [1, 2, 3, 7], [], False, 0, 0).spans
+        >>> Withdrawal(Path("run"), [1, 2, 3, 7], [], False, Removed()).spans
         '1 to 3, 7'
         """
         starts = [r for r in self.rounds or () if r - 1 not in (self.rounds or ())]
@@ -105,18 +104,18 @@ def withdraw(run: RunDir, site: str, clock: Callable[[], float] = time) -> Withd
         roster, best = Roster.load(run.roster_path), (run.read_summary() or {}).get("best") or {}
         moments = roster.moments is not None
         if first is None:
-            return Withdrawal(run.path, [], [], moments, 0, 0)
+            return Withdrawal(run.path, [], [], moments, Removed())
         before = {checkpoint.path_of(run.checkpoint_path, saved) for saved in saved_before(run, first)}
         folders = (
             [run.recordings_path] if rounds is None else [folder_of(run.recordings_path, r) for r in rounds]
         )
         saved = [path for path in run.checkpoint_path.glob("*") if path not in before]
-        files, size = remove(
+        removed = remove(
             run, [*saved, *folders, run.journal_path], "withdrawn", clock, site=site, rounds=rounds
         )
         StateFiles(run.states_path).sweep(checkpoint.states_of_all(run.checkpoint_path), set())
         models = [run.model_path, *([run.best_path] if best.get("round", first) >= first else [])]
-        return Withdrawal(run.path, rounds, [m.name for m in models if m.exists()], moments, files, size)
+        return Withdrawal(run.path, rounds, [m.name for m in models if m.exists()], moments, removed)
 
 
 def saved_before(run: RunDir, round: int) -> list[int]:

@@ -20,7 +20,7 @@ from fedlens.base.parse_text import parse_json
 from fedlens.base.printable import printable
 from fedlens.base.registry import own_names
 from fedlens.base.shell_command import quoted_command
-from fedlens.core.wire.sent_fields import in_short
+from fedlens.core.wire.sent_fields import census_fields, in_short
 from fedlens.core.wire.terms import ExperimentTerms, is_digest
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.authority import check_name, read_root
@@ -114,8 +114,10 @@ class Review:
             return [printable(f"not shown: {error}", line_feeds=False)]
         if trial is None:
             return [f"not shown: the experiment uses {', '.join(self.contract.files())}"]
-        sums = ", and sums over the pixels of its images" if self.contract.sums_moments else ""
-        found = [f"census: the names of the site's clients, their numbers of images{sums}"]
+        census = trial.census(self.approvals.site, self.contract.sums_moments)
+        sums = "with" if self.contract.sums_moments else "no"
+        told = f"census before round 1, some {size(census.bytes)}, {sums} sums of pixels"
+        found = [f"{told}: {', '.join(in_short(census_fields(census)))}"]
         for op, fields in trial.fields.items():
             found.append(f"{op}, {size(trial.sent[op])}: {', '.join(in_short(fields)) or 'nothing'}")
         return [printable(line, line_feeds=False) for line in (*found, *trial.built.algorithm.discloses)]

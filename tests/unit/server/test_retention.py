@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,11 @@ def served(trained: Path, folder: Path) -> RunDir:
 def test_a_purge_leaves_model_results_and_a_line(trained: Path, tmp_path: Path) -> None:
     run = served(trained, tmp_path / "run")
     before = {path.name for path in run.path.iterdir()}
-    assert "purged: " in ran("purge", run.path)
+    said = ran("purge", run.path)
+    assert re.fullmatch(
+        rf"purged: {re.escape(str(run.path))}: checkpoint \(\d+ files\), recordings \(\d+ files\), [\d,]+ bytes\n",
+        said,
+    )
     assert before - {path.name for path in run.path.iterdir()} == {"checkpoint", "recordings"}
     ((line, _, _),) = read_chained(run.answers_path)
     assert line["kind"] == "purged"

@@ -74,7 +74,10 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
     said = ran("federation", "withdraw", registry.folder, LEFT, "--runs", tmp_path / "backup")
     assert f"--until 2099-01-31 --without {LEFT}\n" in said
     for path in (run.path, copy):
-        assert f"{path}: in rounds 0 to 2; models: model.safetensors, best.safetensors\n" in said
+        assert (
+            f"{path}: in rounds 0 to 2; models: model.safetensors, best.safetensors\n    deleted: checkpoint ("
+            in said
+        )
     for folder in (tmp_path / "one", copy):
         assert having(folder, sent | handles | others) == set()
     assert {"model.safetensors", "metrics.jsonl"} <= {path.name for path in run.path.iterdir()}

@@ -390,6 +390,9 @@ def test_a_person_sees_what_a_client_sends(site: Site) -> None:
     shown = site.review.to_plain()["leaves"]
     (train,) = [line for line in shown if line.startswith("train, ")]
     assert "weight number, metrics.batches number" in train
+    census = shown[0]
+    assert census.startswith("census before round 1, some ") and "clients[1].examples number" in census
+    assert ("sums.values number[" in census) == (" B, with sums of pixels: " in census)
     assert all(line in "\n".join(site.review.lines()) for line in shown)
 
 
