@@ -182,6 +182,7 @@ def six_and_seven(do: Play) -> None:
     (run,) = (do.root / "server" / "runs" / "hospitals").iterdir()
     do("ward-a", "fedlens site log")
     do("ward-a", "fedlens site log --export ward-a-log")
+    do("ward-a", "fedlens site log --verify")
     do("", f"fedlens replay {run.relative_to(do.root)} --data .")
     do("server", f"fedlens report runs/hospitals/{run.name} --pseudonyms")
     do("server", "fedlens federation retention hospitals 90")
@@ -222,7 +223,7 @@ def eight(do: Play) -> None:
     do.end("server")
     do.end("ward-c")
     do("server", "fedlens federation withdraw hospitals ward-c")
-    do.serve("hospitals.toml --federation hospitals --without ward-c")
+    do.serve(f"hospitals.toml --federation hospitals {TERMS} --without ward-c")
     for site in ("ward-a", "ward-b"):
         do.approve(site)
     do.wait("server", "result page: ")
