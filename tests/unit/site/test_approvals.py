@@ -391,7 +391,8 @@ def test_a_person_sees_what_a_client_sends(site: Site) -> None:
     (train,) = [line for line in shown if line.startswith("train, ")]
     assert "weight number, metrics.batches number" in train
     census = shown[0]
-    assert census.startswith("census before round 1, some ") and "clients[1].examples number" in census
+    assert census.startswith("census before round 1, some ")
+    assert "clients[1].examples number" in census
     assert ("sums.values number[" in census) == (" B, with sums of pixels: " in census)
     assert all(line in "\n".join(site.review.lines()) for line in shown)
 
