@@ -1,15 +1,15 @@
-"""docs/evidence.md, its figures, and the curves of the algorithms' pages, from the results in docs/evidence.
+"""The pages in docs/evidence, their figures, and the curves of the algorithms' pages, from the results there.
 
     python -m tools.evidence_page                 # writes pages and figures anew
     python -m tools.evidence_page --take FOLDER   # first takes the results of studies from FOLDER
 
 `fedlens sweep docs/evidence/NAME.toml` makes the results of a study. What is taken of them into docs/evidence/NAME is
-study.json, and of results.jsonl the columns that a table or figure of the page can show. What stands between two
-markers of the page is written from them; the rest is written by hand:
+study.json, and of results.jsonl the columns that a table or figure can show. What stands between two markers of a page
+is written from them; the rest is written by hand. The build of the docs adds the page of each study, with all tables:
 
-    <!-- table: NAME.TABLE -->      a table of the study, with its caption
+    <!-- table: NAME.TABLE -->      a table of the study
     <!-- figure: NAME.FIGURE -->    a figure of the study, with its caption
-    <!-- cost: NAME -->             the command, the number of runs, the CPU time
+    <!-- cost: NAME -->             the command, the number of runs, the CPU time, and a link to the study's page
     <!-- end -->
 """
 
@@ -44,7 +44,7 @@ from fedlens.results.words import seeds_text
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "docs" / "evidence"
-PAGE = HOME.with_suffix(".md")
+PAGES = [HOME.with_suffix(".md"), *sorted(HOME.glob("*.md"))]
 MARKER = re.compile(r"(<!-- (table|figure|cost): (\S+) -->\n)(?:.*\n)*?(<!-- end -->\n)")
 KEPT = ("round", "examples", "batches", "bytes")  # of each curve, beside the metric and the losses
 
@@ -147,7 +147,7 @@ def _content(kind: str, name: str) -> str:
         return cost(study) + "\n"
     if kind == "table":
         return _table({table.name: table for table in study_tables(results(study))}[part])
-    return f"![{_figure(name).title}](evidence/figures/{study}-{part}.svg)\n\n{_figure(name).caption}\n"
+    return f"![{_figure(name).title}](figures/{study}-{part}.svg)\n\n{_figure(name).caption}\n"
 
 
 def _figure(name: str) -> Chart:
@@ -158,10 +158,9 @@ def _figure(name: str) -> Chart:
 
 
 def _table(table: StudyTable) -> str:
-    """The table under its title; what its numbers are can be folded out."""
-    caption, _, rows = table.to_markdown().partition("\n\n")
-    title, _, meaning = caption.partition(".** ")
-    return f'{title}.**\n\n{rows}\n??? info "What the numbers are"\n\n    {meaning}\n'
+    """The table under its title; what its numbers are, and why runs failed, is on the study's page."""
+    caption, _, rows = replace(table, notes=()).to_markdown().partition("\n\n")
+    return f"{caption.partition('.** ')[0]}.**\n\n{rows}"
 
 
 def cost(study: str) -> str:
@@ -170,14 +169,16 @@ def cost(study: str) -> str:
     seconds = sum(line.facts.get("cpu_seconds") or 0 for line in lines)
     versions = ", ".join(sorted({line.version for line in lines if line.version}))
     time = f"{seconds / 3600:.1f} CPU hours" if seconds >= 5400 else f"{seconds / 60:.0f} CPU minutes"
-    return f"`{results(study).info.command}`: {len(lines):,} runs, {time}; fedlens {versions}."
+    made = f"`{results(study).info.command}`: {len(lines):,} runs, {time}; fedlens {versions}."
+    return f"{made} [All its tables]({study}/study.html)."
 
 
 def figures() -> Iterator[str]:
-    """The names of the figures that the page shows: `NAME.FIGURE`."""
-    for match in MARKER.finditer(PAGE.read_text(encoding="utf-8")):
-        if match[2] == "figure":
-            yield match[3]
+    """The names of the figures that the pages show: `NAME.FIGURE`."""
+    for page in PAGES:
+        for match in MARKER.finditer(page.read_text(encoding="utf-8")):
+            if match[2] == "figure":
+                yield match[3]
 
 
 def draw_all(folder: Path) -> None:
@@ -228,8 +229,9 @@ def _entry(curve: Curve, study: Results, methods: Sequence[str]) -> dict[str, An
 
 
 def write() -> None:
-    """Writes the page and its figures."""
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Writes the pages and their figures."""
+    for page in PAGES:
+        page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
     for folder in ("figures", "curves"):
         for file in (HOME / folder).glob("*.svg"):
             file.unlink()

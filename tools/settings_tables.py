@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md, read off the schema and the registries.
+"""The tables of docs/settings.md and the pages in docs/settings, from the schema and the registries.
 
 `python -m tools.settings_tables` writes them anew; test_docs.py says when that is needed.
 """
@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ REGISTRIES: dict[str, Registry] = {
 }
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "settings.md", *sorted((DOCS / "settings").glob("*.md"))]
 SHORT = ("| setting | default | |", "|---|---|---|")
 LONG = ("| name | what it is | its settings |", "|---|---|---|")
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n)(?:\|.*\n)*")
@@ -58,7 +60,7 @@ def rendered(page: str) -> str:
 
 
 def tables() -> dict[str, list[str]]:
-    """Every table of the page by its name: `top`, or the table of the TOML file that it is about."""
+    """Every table of the pages by its name: `top`, or the table of the TOML file that it is about."""
     made = {"top": [*SHORT, *_fields(Config, skip={*REGISTRIES, "data", "seeds"})]}
     made["evaluation.neighbours"] = [*SHORT, *_fields(Neighbours, skip=())]
     made["data.parties"] = [*SHORT, *_fields(PartySettings, skip=())]
@@ -70,11 +72,31 @@ def tables() -> dict[str, list[str]]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             made[name] = [*SHORT, *_fields(kind, skip=REGISTRIES if name == "data" else ())]
     for name, registry in REGISTRIES.items():
-        found = {row: settings_model(registry.find(row)) for row, _ in registry.rows()}
-        made[name] = [*LONG]
-        for row, summary in registry.rows():
-            made[name].append(f"| `{row}` | {summary} | {'<br>'.join(_settings(found[row]))} |")
+        made[name] = [*LONG, *(_linked(registry) if name == "algorithm" else _rows(registry))]
     return made
+
+
+def _linked(registry: Registry) -> Iterator[str]:
+    """The algorithms, each with a link to the page that describes its settings."""
+    for name, summary in registry.rows():
+        fields = settings_model(registry.find(name)).model_fields
+        yield f"| [`{name}`](../algorithms/{name}.md) | {summary} | {', '.join(f'`{field}`' for field in fields)} |"
+
+
+def _rows(registry: Registry) -> Iterator[str]:
+    """The rows of a registry; a setting that three or more have is described once, in the first row."""
+    models = {name: settings_model(registry.find(name)) for name, _ in registry.rows()}
+    texts = Counter(
+        (name, field.description or "")
+        for model in models.values()
+        for name, field in model.model_fields.items()
+    )
+    common = {name: text for (name, text), times in reversed(texts.most_common()) if times >= 3}
+    if common:
+        described = "<br>".join(f"`{name}`: {_escaped(text)}" for name, text in reversed(common.items()))
+        yield f"| *several* | settings of three or more | {described} |"
+    for name, summary in registry.rows():
+        yield f"| `{name}` | {summary} | {'<br>'.join(_settings(models[name], common))} |"
 
 
 def _fields(model: type[BaseModel], skip: Container[str]) -> Iterator[str]:
@@ -84,12 +106,23 @@ def _fields(model: type[BaseModel], skip: Container[str]) -> Iterator[str]:
             yield f"| `{name}` | {default} | {field.description} |"
 
 
-def _settings(model: type[BaseModel]) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        default = _default(field)
-        # "[a][b]" would be a link to b.
-        text = (field.description or "").replace("][", r"]\[")
-        yield f"`{name}`" + (f" ({default})" if default else "") + f": {text}"
+def _settings(model: type[BaseModel], common: Mapping[str, str]) -> Iterator[str]:
+    """The lines of a row: the settings that the first row describes, then each other one with its text."""
+    shown = {
+        name: f"`{name}`" + (f" ({_default(field)})" if _default(field) else "")
+        for name, field in model.model_fields.items()
+    }
+    fields = model.model_fields.items()
+    once = [name for name, field in fields if common.get(name) == field.description]
+    if once:
+        yield ", ".join(shown[name] for name in once)
+    for name, field in fields:
+        if name not in once:
+            yield f"{shown[name]}: {_escaped(field.description or '')}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("][", r"]\[")  # "[a][b]" would be a link to b
 
 
 def _default(field: Any) -> str:
@@ -104,4 +137,5 @@ def _default(field: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(rendered(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -15,7 +15,8 @@ from fedlens import Experiment
 from fedlens.base.registry import load_file
 from fedlens.cli.main import app
 from fedlens.local.rules import LocalContext
-from tools.settings_tables import PAGE, rendered
+from tools.settings_tables import PAGES as SETTINGS
+from tools.settings_tables import TABLE, rendered, tables
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "clipped_fedavg.py"
@@ -79,9 +80,10 @@ def test_the_page_shows_the_file_that_is_tested() -> None:
     assert f'\n--8<-- "examples/{EXAMPLE.name}"\n' in page
 
 
-def test_the_page_of_settings_has_every_setting() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == rendered(page), "run: python -m tools.settings_tables"
+def test_the_pages_of_settings_have_every_setting_once() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in SETTINGS]
+    assert pages == [rendered(page) for page in pages], "run: python -m tools.settings_tables"
+    assert sorted(match[2] for page in pages for match in TABLE.finditer(page)) == sorted(tables())
 
 
 def _commands() -> list[tuple[str, str]]:
