@@ -64,7 +64,7 @@ CLIENTS = {
     "turbo-aggregate": (15, 100),
 }
 CODED = 1_663_371  # words: those of McMahan's CNN
-TURNS = 9
+TURNS = 25
 
 
 class LossyEngine:

@@ -15,7 +15,7 @@ Residues: TypeAlias = NDArray[np.uint32]  # each in [0, q)
 
 Q = 2**31 - 1
 """The prime. Every function also takes a smaller one, so that a test can enumerate all that may happen."""
-TERMS = 64  # products of 31 and 16 bits in an exact sum: 65 pass 2^53, where float64 has no odd numbers
+TERMS = 128  # products of 30 and 16 bits in an exact sum: 129 pass 2^53, where float64 has no odd numbers
 _HALF = 16
 _CACHED = 1 << 17  # numbers that are worked on at once, so that they stay in the cache of a core
 
@@ -125,8 +125,8 @@ def lagrange(at: tuple[int, ...], points: tuple[int, ...], q: int = Q) -> tuple[
 def product(matrix: Sequence[Sequence[int]], values: Iterable[Residues], q: int = Q) -> Residues:
     """The matrix product modulo q, exact: [rows, terms] times `terms` rows of [n].
 
-    The values are taken in halves of 16 bits, so that float64 holds sums of `TERMS` products: with v = h 2^16 + l the
-    product is [2^16 M mod q, M] [h; l].
+    The values are taken in halves of 16 bits, and the matrix between -q/2 and q/2, so that float64 holds sums of
+    `TERMS` products: with v = h 2^16 + l the product is [2^16 M, M] [h; l].
 
     >>> product([[1, 2], [6, 6]], np.array([[3, 4], [5, 6]], np.uint32), q=7)
     array([[6, 2],
@@ -134,14 +134,14 @@ def product(matrix: Sequence[Sequence[int]], values: Iterable[Residues], q: int 
     """
     given, low = list(values), np.array(matrix, np.int64)
     (rows, terms), count = low.shape, len(given[0])
-    both = np.concatenate([(low << _HALF) % q, low], axis=1).astype(np.float64)
+    both = (np.concatenate([low << _HALF, low], axis=1) + q // 2) % q - float(q // 2)
     out = np.empty((rows, count), np.uint32)
     columns = max(1, min(count, _CACHED // (rows + terms)))
     memory = [np.empty((height, columns)) for height in (2 * terms, rows, rows)]
-    copied, wrapped = np.empty(terms * columns, np.uint32), np.empty((rows, columns), np.uint32)
+    copied = np.empty(terms * columns, np.uint32)
     for start in range(0, count, columns):
         found = out[:, start : start + columns]
-        halves, total, more, other = (each[:, : found.shape[1]] for each in (*memory, wrapped))
+        halves, total, more = (each[:, : found.shape[1]] for each in memory)
         part = copied[: terms * found.shape[1]]
         np.concatenate([row[start : start + columns] for row in given], out=part)
         part = part.view(np.int32).reshape(terms, -1)
@@ -152,8 +152,9 @@ def product(matrix: Sequence[Sequence[int]], values: Iterable[Residues], q: int 
             np.matmul(both[:, group], halves[group], out=more if first else total)
             if first:
                 total += more
-            np.rint(np.multiply(total, 1 / q, out=more), out=more)
-            total -= np.multiply(more, q, out=more)  # a residue between -q and q
+            # Exact for |total| < 2^53: 1 / q is 2^-31 + 2^-62 in float64, so k q gives k, and k q - 1 gives less, as
+            # numbers below 2^22 are 2^-31 apart or closer.
+            np.floor(np.multiply(total, 1 / q, out=more), out=more)
+            total -= np.multiply(more, q, out=more)
         np.copyto(found.view(np.int32), total, casting="unsafe")
-        np.minimum(found, np.add(found, np.uint32(q), out=other), out=found)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Words = NDArray[np.unsignedinteger]
-_CHUNK = (
-    1 << 17
-)  # bytes of a mask in memory: the cache of a core holds them, and the chunk that they are added to
+_CHUNK = 1 << 17  # bytes of a mask in memory: the cache of a core holds them and the words that get them
+_KEYS = 64  # masks that are added to a chunk before the next one
 
 
 def add_masks(words: Words, signed_keys: Iterable[tuple[bytes, int]]) -> None:
@@ -31,13 +31,15 @@ def add_masks(words: Words, signed_keys: Iterable[tuple[bytes, int]]) -> None:
     # Here, because only secure sums need the package.
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    size = words.itemsize
-    zeros, stream = bytes(_CHUNK), np.empty(_CHUNK // size, dtype=words.dtype.newbyteorder("<"))
-    memory = memoryview(stream.view(np.uint8).data)
-    for key, sign in signed_keys:
-        encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-        add = np.add if sign > 0 else np.subtract
+    zeros, stream = bytes(_CHUNK), np.empty(_CHUNK // words.itemsize, words.dtype.newbyteorder("<"))
+    memory, keys = memoryview(stream.view(np.uint8).data), iter(signed_keys)
+    while some := [
+        (Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor(), sign)
+        for key, sign in islice(keys, _KEYS)
+    ]:
         for start in range(0, len(words), len(stream)):
             part = words[start : start + len(stream)]
-            encryptor.update_into(memoryview(zeros)[: len(part) * size], memory[: len(part) * size])
-            add(part, stream[: len(part)], out=part)
+            plain, sent, mask = memoryview(zeros)[: part.nbytes], memory[: part.nbytes], stream[: len(part)]
+            for encryptor, sign in some:
+                encryptor.update_into(plain, sent)
+                (np.add if sign > 0 else np.subtract)(part, mask, out=part)

@@ -17,12 +17,17 @@ def exact(matrix: Any, values: Any) -> Any:
     return (np.array(matrix, object) @ np.array(values, object) % Q).astype(np.uint32)
 
 
-@pytest.mark.parametrize("terms", [1, 31, 32, 33, 64, 100])
+@pytest.mark.parametrize("terms", [1, 31, 64, 65, 100, 129, 200])
 def test_a_product_is_that_of_whole_numbers(terms: int) -> None:
+    """Also where all numbers are the largest: -1, both ends of [-q/2, q/2], and their products with 2^16."""
     draw = np.random.default_rng(terms)
-    for values in (draw.integers(0, Q, (terms, 200)), np.full((terms, 3), Q - 1)):
-        for matrix in (draw.integers(0, Q, (3, terms)), np.full((2, terms), Q - 1)):
-            assert np.array_equal(product(matrix, values.astype(np.uint32)), exact(matrix, values))
+    most = [Q - 1, Q // 2, Q // 2 + 1, *(x * pow(2**16, -1, Q) % Q for x in (Q // 2, Q // 2 + 1))]
+    matrix = np.array([*draw.integers(0, Q, (3, terms)), *np.repeat(most, terms).reshape(-1, terms)])
+    for values in (
+        draw.integers(0, Q, (terms, 200)),
+        *(np.full((terms, 3), value) for value in (Q - 1, Q - 2**16, 2**16 - 1)),
+    ):
+        assert np.array_equal(product(matrix, values.astype(np.uint32)), exact(matrix, values))
 
 
 def test_vectors_longer_than_the_cache_are_whole() -> None:
@@ -30,15 +35,34 @@ def test_vectors_longer_than_the_cache_are_whole() -> None:
     assert np.array_equal(product([[5, 6, Q - 1]], values), exact([[5, 6, Q - 1]], values))
 
 
-def test_sums_of_64_products_are_exact_and_those_of_65_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """65 products of 2^31 - 1 and 2^16 - 1 are more than 2^53, and odd."""
-    most = (Q - 1) * (2**16 - 1)
-    assert TERMS * most < 2**53 < (TERMS + 1) * most
-    matrix = [[0] * 33 + [Q - 2] * 65]  # of 98 columns of high halves, then 98 of low ones
-    values = np.full((98, 5), 2**16 - 1, np.uint32)
+@pytest.mark.parametrize("largest", [Q // 2, Q // 2 + 1])  # (q - 1) / 2, and -(q - 1) / 2
+def test_sums_of_128_products_are_exact_and_those_of_131_are_not(
+    largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """131 products of 2^30 - 1 and 2^16 - 1 are more than 2^53, and odd."""
+    most = (Q // 2) * (2**16 - 1)
+    assert TERMS * most + Q < 2**53 < (TERMS + 1) * most  # a residue is added
+    matrix = [[0] * 61 + [largest] * 131]  # its low halves are columns 253 to 383: they fill the third group
+    values = np.full((192, 5), 2**16 - 1, np.uint32)
     assert np.array_equal(product(matrix, values), exact(matrix, values))
-    monkeypatch.setattr(field, "TERMS", 98 + 33 + 65)
+    monkeypatch.setattr(field, "TERMS", 2 * 192)
     assert not np.array_equal(product(matrix, values), exact(matrix, values))
+
+
+def test_quotients_that_are_nearly_whole_are_rounded_down_to_the_right_number() -> None:
+    """A sum of k q, k q + 1 and k q - 1 with k near 2^22, of both signs; and all small sums modulo small primes."""
+    values = np.full((128, 1), 2**16 - 1, np.uint32)
+    for factor in (1, Q // 2, Q // 2 + 1):
+        total = int(exact([[factor] * 128], values)[0, 0])
+        for wanted in (0, 1, Q - 1):
+            last = np.array([[(wanted - total) % Q]], np.uint32)
+            both = np.concatenate([values, last])
+            assert product([[factor] * 128 + [1]], both).tolist() == [[wanted]]
+    for q in (3, 5, 7, 31):
+        all_values = np.arange(q, dtype=np.uint32)[None].repeat(40, axis=0)
+        for factor in range(q):
+            wanted = [40 * factor * value % q for value in range(q)]
+            assert product([[factor] * 40], all_values, q)[0].tolist() == wanted
 
 
 @pytest.mark.parametrize("q", [7, Q])

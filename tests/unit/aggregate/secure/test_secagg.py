@@ -261,3 +261,15 @@ def test_masks_are_those_of_a_counter_mode_of_a_whole_key() -> None:
         less = words.copy()
         add_masks(less, [(bytes(other), -1)])
         assert np.count_nonzero(less) > 69_900
+
+
+def test_all_masks_of_many_are_added() -> None:
+    signed = [(bytes([k]) * 32, 1 if k % 3 else -1) for k in range(150)]
+    words = one_by_one = np.arange(3, dtype=np.uint32)
+    words = words.copy()
+    add_masks(words, signed)
+    for key, sign in signed:
+        mask = np.zeros(3, np.uint32)
+        add_masks(mask, [(key, 1)])
+        one_by_one = one_by_one + mask if sign > 0 else one_by_one - mask
+    assert np.array_equal(words, one_by_one)
