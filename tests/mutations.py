@@ -1435,7 +1435,9 @@ MUTATIONS = [
         "unit/aggregate/secure/test_secagg_settings.py",
     ),
     # -- Arithmetic modulo 2^31 - 1 --
-    Mutation("aggregate/secure/field.py", "TERMS = 128", "TERMS = 129", "unit/aggregate/secure/test_field.py"),
+    Mutation(
+        "aggregate/secure/field.py", "TERMS = 128", "TERMS = 129", "unit/aggregate/secure/test_field.py"
+    ),
     Mutation(
         "aggregate/secure/field.py",
         "while len(others := np.flatnonzero(values >= q)):",
