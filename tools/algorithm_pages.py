@@ -161,21 +161,18 @@ def page(row: Row) -> str:
         f"## When not to use it\n\n{docs['Not when']}",
         f"## What holds, and is tested\n\n{_proofs(docs['Tests'])}",
         *_curve(row.name),
-        f"## Example\n\n```pycon\n{re.sub(r'  # doctest:.*', '', docs['Example'])}\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _equations(row: Row) -> str:
-    """The main equations as mathematics, where there are any; below them all of them as text."""
-    text = f"```text\n{row.docstring['Equation']}\n```"
+    """The main equations as mathematics, or those of the docstring as text."""
     equations = EQUATIONS.get(row.name, {})
     main = [f"{who}:\n\n$$\n{latex}\n$$" for who, latex in equations.items()]
     if not main:
-        return text
+        return f"```text\n{row.docstring['Equation']}\n```"
     main += [line for line in [notation(" ".join(equations.values()))] if line]
-    folded = "\n".join(f"    {line}" if line else "" for line in text.splitlines())
-    return "\n\n".join([*main, f'??? quote "In full, with the equation numbers of the sources"\n\n{folded}'])
+    return "\n\n".join(main)
 
 
 def notation(latex: str) -> str:
@@ -279,25 +276,9 @@ def _line(*cells: str) -> str:
 
 def _proofs(section: str) -> str:
     found, _ = proofs(section)
-    lines = [_console(*(f"pytest {p.path}" + (f" -k {p.word}" if p.word else "") for p in found))]
     number = sum(len(proof.tests) for proof in found)
-    lines += ["", f'??? success "The {number} statements that these tests check"']
-    for proof in found:
-        tests = [f"    - {sentence(test)}" for test in proof.tests]
-        lines += ["", f"    In `{proof.path}`:", "", *tests]
-    return "\n".join(lines)
-
-
-def sentence(test: str) -> str:
-    """What a test claims, from its name, with algorithms spelled as their papers do.
-
-    >>> sentence("test_mu_of_zero_is_fedavg_bit_for_bit")
-    'Mu of zero is FedAvg bit for bit'
-    """
-    titles = {row.docstring.title.lower(): row.docstring.title for row in rows()}
-    spelled = {**titles, "sgd": "SGD", "iid": "IID", "torchs": "torch's", "cpu": "CPU"}
-    words = " ".join(spelled.get(word, word) for word in test.split("_")[1:])
-    return _capital(re.sub(r"\b(?!its )(\w+)s own\b", r"\1's own", words))
+    commands = _console(*(f"pytest {p.path}" + (f" -k {p.word}" if p.word else "") for p in found))
+    return f"The names of {number} tests are the statements:\n\n{commands}"
 
 
 def _capital(text: str) -> str:
@@ -307,9 +288,8 @@ def _capital(text: str) -> str:
 def _curve(name: str) -> Iterator[str]:
     if (EVIDENCE / "curves" / f"{name}.svg").is_file():
         shown = _evidence()[name]
-        yield f"## Its curve\n\n![{shown['caption']}](../evidence/curves/{name}.svg)"
-        yield f"{shown['caption']}. {shown['cpu_seconds']} seconds of CPU time."
-        yield _console(shown["command"])
+        yield f"## Its curve\n\n![Accuracy](../evidence/curves/{name}.svg)"
+        yield f"{shown['caption']}. `{shown['command']}`: [Evidence](../evidence.md)."
 
 
 def _evidence() -> Mapping[str, Any]:

@@ -38,18 +38,19 @@ def rendered(page: str) -> str:
 
 
 def rows() -> list[str]:
-    """The lines of the table: for each task, whether it can be built, and whether it can be stacked."""
-    kinds = list(TASKS)
-    head = [f"{kind} | {kind}, `vectorized`" for kind in kinds]
-    lines = [f"| algorithm | {' | '.join(head)} |", "|---|" + "---|" * (2 * len(kinds))]
+    """The lines of the table: algorithms that work with the same tasks, alone or stacked, in one."""
+    by_cells: dict[str, list[str]] = {}
     for algorithm in ALGORITHMS:
-        cells = [
-            "yes" if works(algorithm, kind, engine) else "no"
-            for kind in kinds
-            for engine in ("inline", "vectorized")
-        ]
-        lines.append(f"| [`{algorithm}`](algorithms/{algorithm}.md) | {' | '.join(cells)} |")
-    return lines
+        cells = (
+            _cell(works(algorithm, kind, "inline"), works(algorithm, kind, "vectorized")) for kind in TASKS
+        )
+        by_cells.setdefault(" | ".join(cells), []).append(f"[`{algorithm}`](algorithms/{algorithm}.md)")
+    lines = [f"| {', '.join(names)} | {cells} |" for cells, names in by_cells.items()]
+    return [f"| algorithms | {' | '.join(TASKS)} |", "|---|" + "---|" * len(list(TASKS)), *lines]
+
+
+def _cell(alone: bool, stacked: bool) -> str:
+    return "+ v" if stacked else "+" if alone else ""
 
 
 def works(algorithm: str, kind: str, engine: str) -> bool:
