@@ -32,6 +32,7 @@ from fedlens.identity.keys import KeyPair
 from fedlens.models.registry import MODELS
 from fedlens.models.simple import small_cnn
 from fedlens.run.build import build
+from fedlens.settings.plan import Plan
 from fedlens.site.local_data import LocalData
 from fedlens.site.workplace import Workplace
 from fedlens.tasks.classification import Classification
@@ -274,6 +275,43 @@ def test_an_operation_finds_fedlens_own_names_alone_and_the_threads_of_the_site(
     torch.set_num_threads(before)
     assert places[0].takes("train") is not None
     assert places[0].takes("evaluate") is None
+
+
+def test_three_patients_move_the_model_of_their_site_by_three_clips_at_most(tmp_path: Path) -> None:
+    """One step over all n images without noise: lr C / n for each patient of the site's own table."""
+    train, clip, n = digits(Path(), False, 0).train, 0.01, 30
+    owners, labels = [f"P{i % 3}" for i in range(n)], [str(t) for t in train.targets[:n]]
+    write_images(tmp_path / "a" / "scans", train.inputs[:n, 0], labels, {"patient": owners})
+    write_site(tmp_path / "a")
+
+    def planned(column: str) -> tuple[dict[str, Any], Plan]:
+        settings = at_sites(
+            rounds=1,
+            model="linear",
+            data={"dataset": {**FORM, "test": "digits"}, "normalize": "unit"},
+            local={"lr": 1.0, "steps": 1, "batch_size": "all"},
+            evaluation={"clients": "none"},
+            engine={"name": "network", "max_share": 1.0, "min_sites": 1},
+            privacy={
+                "unit": "example",
+                "clip": clip,
+                "noise_multiplier": 0.0,
+                "delta": 1e-3,
+                "column": column,
+            },
+        )
+        return settings, plan_at_server(settings)
+
+    settings, plan = planned("patient")
+    roster, (place,) = opened(plan, {"a": tmp_path / "a"})
+    server = build(plan, Path(), False, place.built.engine, roster=roster)
+    first = server.algorithm.init(server.model, server.federation)["model"]
+    ran = Experiment(**settings).run(tmp_path / "run", connect=Connected(roster, {"a": place}), report=False)
+    last = load_file(ran.directory / "model.safetensors")
+    moved = torch.cat([(last[name] - leaf).double().flatten() for name, leaf in first.items()]).norm()
+    assert 1.01 < float(moved) / (clip / n) <= 3 * (1 + 1e-5)
+    with pytest.raises(ConfigError, match="have no column 'patent'"):
+        opened(planned("patent")[1], {"a": tmp_path / "a"})
 
 
 def test_an_experiment_that_pools_data_is_refused(folders: dict[str, Path]) -> None:
