@@ -1,14 +1,17 @@
-"""Measures the local steps of DP-SGD against a bare loop of opacus: processor seconds a step.
+"""Measures the local steps of DP-SGD against a bare loop of opacus: processor seconds a step, and memory.
 
     python -m benchmarks.dp_sgd          # the network and the batch of fashion-mnist/dp-sgd, on random images
     python -m benchmarks.dp_sgd --steps 80
 
 Both sides take the same number of steps with one thread, once to warm up. The goal is 1.1 times the seconds of opacus.
+Memory is the largest that a process of its own has, less what it has before the steps, with both libraries imported.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -76,21 +79,52 @@ def of_opacus(built: Built) -> None:
         optimizer.step()
 
 
+SIDES = {"fedlens": of_fedlens, "opacus": of_opacus}
+
+
+def growth(name: str, steps: int) -> int:
+    """The bytes that the steps of a side need at most, in this process, which has taken none."""
+    import opacus  # noqa: F401 - its own memory is not that of the steps
+
+    built, before = experiment(steps), _resident("VmRSS")
+    SIDES[name](built)
+    return _resident("VmHWM") - before
+
+
+def _resident(key: str) -> int:
+    """Bytes of this process in memory: VmRSS now, VmHWM at most."""
+    return int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0]) * 1024
+
+
 def main() -> None:
-    """Prints both sides and their ratio."""
+    """Prints both sides and their ratios."""
     parser = argparse.ArgumentParser(description="DP-SGD against a bare loop of opacus.")
     parser.add_argument("--steps", type=int, default=40)
-    steps = parser.parse_args().steps
+    parser.add_argument("--memory-of", choices=SIDES, help="print the bytes of one side alone")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    built, found = experiment(steps), {}
-    for side in (of_fedlens, of_opacus):
+    if asked.memory_of:
+        print(growth(asked.memory_of, asked.steps))
+        return
+    built, seconds, memory = experiment(asked.steps), {}, {}
+    for name, side in SIDES.items():
         side(built)
         start = time.process_time()
         side(built)
-        found[side] = (time.process_time() - start) / steps
-        print(f"{side.__name__.removeprefix('of_')}: {found[side] * 1e3:.0f} ms a step")
-    ratio = found[of_fedlens] / found[of_opacus]
-    print(f"fedlens / opacus: {ratio:.2f} of its seconds (goal: 1.1)")
+        seconds[name] = (time.process_time() - start) / asked.steps
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.dp_sgd",
+            "--steps",
+            str(asked.steps),
+            "--memory-of",
+            name,
+        ]
+        memory[name] = int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+        print(f"{name}: {seconds[name] * 1e3:.0f} ms a step, {memory[name] / 2**20:.0f} MiB")
+    ratio, more = (of["fedlens"] / of["opacus"] for of in (seconds, memory))
+    print(f"fedlens / opacus: {ratio:.2f} of its seconds (goal: 1.1), {more:.2f} of its memory")
 
 
 if __name__ == "__main__":
