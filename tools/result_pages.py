@@ -1,27 +1,44 @@
-"""The result pages that `mkdocs build` adds to the docs, as fedlens writes them."""
+"""The result pages that `mkdocs build` adds to the docs, as fedlens writes them from runs in docs/gallery and studies.
+
+docs/gallery has what the pages need of runs, without models and checkpoints; docs/gallery.md has their commands.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
+from fedlens.pages.analysis_page import write_analysis_page
+from fedlens.pages.cost.page import write_cost_page
+from fedlens.pages.run_page import write_report
 from fedlens.pages.study_page import write_study_page
+from fedlens.results.run import read_run
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the page of each study in docs/evidence, `evidence/NAME/study.html`."""
-    made = Path(tempfile.mkdtemp(prefix="fedlens-docs-"))
-    for info in sorted(Path(config.docs_dir, "evidence").glob("*/study.json")):
-        folder = made / "evidence" / info.parent.name
-        shutil.copytree(info.parent, folder)
-        _add(files, config, write_study_page(folder), made)
+    """Adds every page where its run or study lies, such as `gallery/run/report.html`."""
+    with tempfile.TemporaryDirectory() as made, contextlib.chdir(made):  # pages show their folders
+        for page in pages(Path(config.docs_dir), Path()):
+            how: dict[str, Any] = {"content": page.read_bytes(), "inclusion": InclusionLevel.INCLUDED}
+            files.append(File.generated(config, page.as_posix(), **how))
     return files
 
 
-def _add(files: Any, config: Any, page: Path, made: Path) -> None:
-    address = page.relative_to(made).as_posix()
-    files.append(File.generated(config, address, content=page.read_bytes()))
+def pages(docs: Path, made: Path) -> Iterator[Path]:
+    """Copies the runs and studies of the docs into a folder, and writes their pages there."""
+    shutil.copytree(docs / "gallery", made / "gallery")
+    for info in sorted(docs.glob("evidence/*/study.json")):
+        yield write_study_page(Path(shutil.copytree(info.parent, made / "evidence" / info.parent.name)))
+    for summary in sorted(made.glob("gallery/**/summary.json")):
+        yield write_report(summary.parent)
+    for index in sorted(made.glob("gallery/*/analysis/analysis.json")):
+        yield write_analysis_page(index.parent, read_run(index.parents[1]))
+    for answer in sorted(made.glob("gallery/*/cost.json")):
+        yield write_cost_page(answer.parent, json.loads(answer.read_text(encoding="utf-8")))
