@@ -22,6 +22,7 @@ from benchmarks.atlas_unfinished import UNFINISHED, number_kept
 from fedlens.base.format import duration, many
 from fedlens.base.shell_command import shell_command
 from fedlens.cli.reproduce import cost_words
+from fedlens.pages.render import PageNotes
 from fedlens.results.claims import claims_table
 from fedlens.results.figures.study_figures import study_figures
 from fedlens.results.rows import Results, write_data, write_info
@@ -60,30 +61,30 @@ def page() -> str:
     """The page, from record.toml and docs/atlas."""
     studies = listed_studies(NOWHERE, NOWHERE)
     recorded = [study for study in studies if study.records]
-    parts = [HEAD.format(recorded=len(recorded), all=len(studies))]
+    parts, notes = [HEAD.format(recorded=len(recorded), all=len(studies))], PageNotes()
     for paper in dict.fromkeys(study.name.partition("/")[0] for study in studies):
         own = [study for study in studies if study.name.startswith(f"{paper}/")]
         parts.append(f"\n## {paper}\n")
-        parts += [part for study in own for record in study.records for part in _shown(study, record)]
+        parts += [part for study in own for record in study.records for part in _shown(study, record, notes)]
         parts += [part for study in own for part in unfinished(study)]
         parts += _without([study for study in own if not study.records])
-    return "".join(parts)
+    return "".join([*parts, f"\n## Notes\n\n{notes.to_markdown()}"])
 
 
-def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
-    """The section of a record."""
+def _shown(study: ListedStudy, record: StudyRecord, notes: PageNotes) -> Iterator[str]:
+    """The section of a record, whose notes are kept for the end of the page."""
     folder, link = ROOT / record.folder, record.folder.removeprefix("docs/")
     results = Results.read(folder)
     yield f"\n### `{study.name}`, {record.scale}\n\n{study.description} {record.outcome}\n"
     if record.stale:
         yield f'\n!!! warning "The study has changed since"\n\n    {record.stale}\n'
     pictures = [figure for figure in study_figures(results) if figure.figure is not None]
-    if caveats := " ".join(results.info.caveats):
-        yield f"\n{caveats}\n"
+    if results.info.caveats:
+        yield f"\n{' '.join(results.info.caveats)}\n"
     for figure in pictures:
         if (folder / f"{figure.name}.svg").is_file() and figure.figure is not None:
-            caption = figure.figure.caption.removeprefix(caveats).strip()
-            yield f"\n![{figure.figure.title}]({link}/{figure.name}.svg)\n\n{caption}\n"
+            notes.add(study.name, figure.figure.notes)
+            yield f"\n![{figure.figure.title}]({link}/{figure.name}.svg)\n\n{figure.figure.caption}\n"
     if record.numbers:
         stated = any(number["paper"] for number in record.numbers)
         keys = ("of", "here", "paper") if stated else ("of", "here")
@@ -92,9 +93,12 @@ def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
         yield f"\n{_table(StudyTable('numbers', 'Numbers', '', head, rows))}"
         yield "" if stated else "\nThe text of the document states none of these numbers.\n"
     if not results.info.entries:
-        yield from (f"\n{_table(table)}" for table in study_tables(results) if table.name != "claims")
+        tables = [table for table in study_tables(results) if table.name != "claims"]
+        notes.add(study.name, [note for table in tables for note in table.notes])
+        yield from (f"\n{_table(table)}" for table in tables)
     if results.info.document.get("claims"):
         claims = claims_table(results)
+        notes.add(study.name, claims.notes)
         rows = [row[:-1] for row in claims.rows]  # the scale is that of the record
         yield f"\n{_table(replace(claims, head=claims.head[:-1], rows=rows, labels=3))}"
     if results.info.smaller:
@@ -107,8 +111,8 @@ def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
 
 
 def _table(table: StudyTable) -> str:
-    """The rows of a table and its notes, without its title."""
-    return table.to_markdown().partition("\n\n")[2]
+    """The rows of a table, without its title and its notes."""
+    return replace(table, notes=()).to_markdown().partition("\n\n")[2]
 
 
 def unfinished(study: ListedStudy) -> Iterator[str]:

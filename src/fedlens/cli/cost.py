@@ -91,7 +91,7 @@ def _outcome(line: Row, role: Role) -> str:
 def show(result: CostResult, quiet: bool) -> None:
     """Prints the answer; with --quiet only the path of the page."""
     from fedlens.pages.cost.labels import suspicious_lines
-    from fedlens.pages.cost.measures import byte_rows, bytes_note, measure_notes, side_by_side
+    from fedlens.pages.cost.measures import byte_rows, bytes_notes, measure_notes, side_by_side
     from fedlens.pages.cost.page import client_notes, client_table
     from fedlens.pages.data_notes import SHOWN
 
@@ -117,7 +117,7 @@ def show(result: CostResult, quiet: bool) -> None:
     if measured:
         print()
         print_columns([*measured, *byte_rows(answer)], head, range(1, len(head)))
-        for note in filter(None, (*measure_notes(answer), bytes_note(answer))):
+        for note in filter(None, (*measure_notes(answer), " ".join(bytes_notes(answer)))):
             print(printable(note))
     head, rows = client_table(answer)
     if rows:

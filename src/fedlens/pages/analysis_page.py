@@ -26,7 +26,7 @@ class Section:
     """One analysis on the page."""
 
     title: str
-    reading: str
+    reading: Sequence[str]
     figures: Sequence[ShownFigure]
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -77,7 +77,7 @@ def _section(name: str, entry: Mapping[str, Any], folder: Path) -> Section:
     settings = [f"{key} = {setting(value)}" for key, value in entry["settings"].items()]
     return Section(
         described.title if described else name.rpartition(":")[2],
-        described.reading if described else "",
+        list(described.reading) if described else [],
         figures,
         head,
         [[_text(row.get(key)) for key in head] for row in flat[:_ROWS]],

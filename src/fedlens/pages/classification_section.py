@@ -48,15 +48,17 @@ def classification_section(run: Run, evaluation: FinalEvaluation) -> dict[str, A
     images = many(int(results.examples.sum()), "test image")
     empty = [results.classes[k] for k in np.flatnonzero(results.examples == 0).tolist()]
     return {
-        "lead": f"{tested_model(run)} after round {evaluation.round}, on {images}.",
+        "lead": [
+            f"{tested_model(run)} after round {evaluation.round}, on {images}.",
+            "" if heat else "The confusion matrix is recorded up to 1,000 classes.",
+            _without(empty),
+        ],
         "confusion": heat,
-        "no_confusion": "" if heat else "The confusion matrix is recorded up to 1,000 classes.",
         "pairs": pairs if len(results.classes) > data.COUNTED_UP_TO else [],
         "accuracies": replace(data.class_accuracies(results), shape="low"),
         "reliability": replace(data.reliability(calibration), shape="low"),
         "rows": _class_rows(results),
         "scrolls": len(results.classes) > SCROLLS_FROM,
-        "without": _without(empty),
         **_mistakes(run, evaluation),
     }
 
@@ -121,17 +123,16 @@ def _mistakes(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
         for k in range(len(given["index"]) if given else 0)
     ]
     if not mistakes:
-        note = "The model gave no wrong answer." if given else "No mistakes were recorded."
+        notes = ["The model gave no wrong answer." if given else "No mistakes were recorded."]
     elif images is not None:
-        note = f"This page contains these test images. {LEAVES_OUT}"
+        notes = [f"This page contains these test images; {LEAVES_OUT}"]
     elif len(evaluation.input_shape) != 3:
-        note = "The examples are not images, so only their positions in the test data are shown."
+        notes = ["The examples are not images, so only their positions in the test data are shown."]
     else:
-        note = (
-            f"The images are left out ({why_left_out(run)}): only their positions in the test data are shown."
-        )
-        note += f" {HOW}" if may_get_images(run) else ""
-    return {"mistakes": mistakes, "mistakes_note": note, "pictures": images is not None}
+        why = why_left_out(run)
+        notes = [f"The images are left out ({why}): only their positions in the test data are shown."]
+        notes += [HOW] if may_get_images(run) else []
+    return {"mistakes": mistakes, "mistakes_note": notes, "pictures": images is not None}
 
 
 def data_url(image: NDArray[np.uint8]) -> str:

@@ -43,9 +43,13 @@ def client_section(run: Run) -> dict[str, Any] | None:
     columns = client_columns(metric)
     if all(row.before is None for row in rows[:1]):
         del columns["before tuning"]
+    more = many(len(rows) - _ROWS, "client")
+    left_out = (
+        [f"{more} more, all better than these, are in Result.clients in Python."] if len(rows) > _ROWS else []
+    )
     return {
         "spread": _spread(histories, spread),
-        "lead": _lead(histories),
+        "lead": [*_lead(histories), *left_out],
         "plot": _dots(rows, metric, histories.mean(metric)),
         "curve": _curve(rows, metric),
         "head": list(columns),
@@ -56,7 +60,6 @@ def client_section(run: Run) -> dict[str, Any] | None:
             }
             for row in rows[:_ROWS]
         ],
-        "left_out": many(len(rows) - _ROWS, "client") if len(rows) > _ROWS else "",
         "scrolls": len(rows) > SCROLLS_FROM,
     }
 
@@ -78,13 +81,13 @@ def _spread(
     return ["", *columns.values()], rows
 
 
-def _lead(histories: ClientHistories) -> str:
+def _lead(histories: ClientHistories) -> list[str]:
     text = "The model at each client, measured on the examples that the client holds out of its own data."
     if histories.rounds is None:
-        return text
+        return [text]
     first, last = histories.rounds
     start = "round 0 (untrained)" if first == 0 else f"round {first}"
-    return f"{text} First, best and last value are over the evaluations from {start} to round {last}."
+    return [text, f"First, best and last value are over the evaluations from {start} to round {last}."]
 
 
 def client_columns(metric: str) -> dict[str, Callable[[ClientResult], ClientValue]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.format import computed, finite, heading, is_share
+from fedlens.base.format import computed, finite, heading, is_share, many
 from fedlens.pages.render import write_page
 from fedlens.results.bound import CENTRALIZED
 from fedlens.results.comparison import Comparison, Record, RunGroup, client_table, readable
@@ -84,6 +84,8 @@ def write_page_of(comparison: Comparison, html_path: Path) -> Path:
     groups, rows = comparison.groups, comparison.rows
     metrics = dict.fromkeys([*(row["metric"] for row in rows), *_own_numbers(groups)])
     client_head, clients = client_table(groups)
+    more = len(clients) - CLIENTS_SHOWN
+    hidden = [f"--json prints {many(more, 'more client')}."] if more > 0 else []
     context = {
         "title": "Runs compared · fedlens",
         "aside": "",
@@ -92,14 +94,24 @@ def write_page_of(comparison: Comparison, html_path: Path) -> Path:
         "datasets": ", ".join(sorted({str(row["dataset"]) for row in rows})),
         "charts": [chart for metric in metrics if (chart := _chart(groups, metric))],
         "losses": [chart for chart in [_chart(groups, "loss")] if chart],
-        "notes": [*comparison.notes, *comparison.skipped],
+        "notes": [f"{note.rstrip('.')}." for note in (*comparison.notes, *comparison.skipped)],
+        "client_notes": [*_differences(client_head, rows), *hidden],
         "client_head": client_head,
         "clients": clients[:CLIENTS_SHOWN],
-        "hidden": max(0, len(clients) - CLIENTS_SHOWN),
         "client_names": [str(row[0]) for row in clients],
         **_table(rows),
     }
     return write_page(Path(html_path), "compare.html.j2", context)
+
+
+def _differences(head: Sequence[str], rows: Sequence[Record]) -> list[str]:
+    """Sentences on the columns of differences in the table of clients; none without such a column."""
+    if not any("vs " in name for name in head):
+        return []
+    points = (
+        ["Differences are in points for a share."] if any(is_share(row["metric"]) for row in rows) else []
+    )
+    return [*points, "Differences need runs with the same clients and the same held-out images."]
 
 
 def write_plot(comparison: Comparison, path: Path, metric: str | None = None) -> Path:

@@ -13,7 +13,7 @@ from fedlens.base.format import MISSING, count, many, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.pages.client_section import SCROLLS_FROM, ClientValue
 from fedlens.pages.run_charts import tested_model
-from fedlens.results.figures.chart import DASHES, Axis, Panel, Series
+from fedlens.results.figures.chart import DASHES, Axis, Panel, Series, drawn_values, share_limits
 from fedlens.results.run import Run
 from fedlens.vision.mask_colors import mask_colors
 
@@ -101,7 +101,7 @@ def precision_recall(results: BoxResults) -> Panel:
         title="Precision by recall at IoU 0.5, with the average precision",
         about=f"Curves of precision by recall of each class. Average precision at IoU 0.5: {', '.join(ends)}.",
         x=Axis("recall", "share", limits=(0.0, 1.01), ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
-        y=Axis("precision", "share", limits=(0.0, 1.01)),
+        y=Axis("precision", "share", limits=share_limits(drawn_values(series)) if series else None),
         series=series,
         note=note,
     )
@@ -122,12 +122,17 @@ def detection_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
         for k in results.known.tolist()
     ]
     return {
-        "lead": f"{tested_model(run)} after round {evaluation.round}, on {boxes}. Average precision (AP) is that of "
-        "COCO: the mean of the precision at 101 recalls, and over the IoU thresholds 0.5, 0.55, ... 0.95.",
+        "lead": [
+            f"{tested_model(run)} after round {evaluation.round}, on {boxes}.",
+            "Average precision (AP) is that of COCO: the mean of the precision at 101 recalls, and over the IoU "
+            "thresholds 0.5, 0.55, ... 0.95."
+            if rows
+            else "",
+            _without(results),
+        ],
         "curves": replace(precision_recall(results), shape="tall") if rows else None,
         "rows": rows,
         "scrolls": len(rows) > SCROLLS_FROM,
-        "without": _without(results),
     }
 
 

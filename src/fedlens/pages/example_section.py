@@ -92,10 +92,14 @@ def example_section(run: Run) -> dict[str, Any] | None:
         _masks(examples, titles) if examples.annotates == "masks" else _boxes(examples, titles, _lowest(run))
     )
     rounds = "; ".join(title.lower() for title in titles.values())
-    lead = (
+    lead = [
         f"{many(len(examples.index), 'test image')}, spread evenly over the test data, with the predictions of the "
-        f"global model: {rounds}. This page contains these images. {LEAVES_OUT}"
-    )
+        f"global model: {rounds}.",
+        f"The boxes of the {_LABELLED} highest scores of an image have their class and score."
+        if "labelled" in shown
+        else "",
+        f"This page contains these images; {LEAVES_OUT}",
+    ]
     return {"missing": "", "lead": lead, "kind": examples.annotates, "columns": len(titles), **shown}
 
 

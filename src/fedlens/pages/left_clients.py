@@ -11,10 +11,11 @@ from fedlens.results.run import Run, subtable
 
 HEAD = ("exchange", "rounds", "each client received", "each client sent", "messages", "down", "up")
 _LEAD = "Each exchange with the clients, with the number of values of each field."
-_PLAIN = " Nothing was encrypted, summed securely or made private."
+_PLAIN = ("Nothing was encrypted, summed securely or made private.",)
 _AT_SITES = (
-    " Messages were signed, and encrypted on the way. The server read each of them: nothing was summed securely or "
-    "made private, and part of an image can be computed back from a plain update."
+    "Messages were signed, and encrypted on the way.",
+    "The server read each of them: nothing was summed securely or made private, and part of an image can be computed "
+    "back from a plain update.",
 )
 _HIDDEN = "The messages are left out: they tell how many clients took part, which the promise of privacy keeps secret."
 
@@ -53,12 +54,12 @@ def left_clients(run: Run) -> dict[str, Any] | None:
 _SUMMED = ("secagg", "secagg-plus", "lightsecagg", "turbo-aggregate")
 
 
-def _lead(run: Run, rows: bool, pooled: bool) -> str:
+def _lead(run: Run, rows: bool, pooled: bool) -> list[str]:
     private = bool(subtable(run.summary, "privacy"))
     if not rows:
-        return _HIDDEN if private else "The server asked the clients nothing." * pooled
+        return [_HIDDEN if private else "The server asked the clients nothing." * pooled]
     plain = not private and subtable(run.config, "aggregate").get("name") not in _SUMMED
-    return _LEAD + (_AT_SITES if run.at_sites else _PLAIN) * plain
+    return [_LEAD, *(_AT_SITES if run.at_sites else _PLAIN) * plain]
 
 
 def _at_the_server(ran: Mapping[str, Any]) -> list[str]:

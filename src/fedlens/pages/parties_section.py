@@ -46,12 +46,12 @@ def parties_section(run: Run) -> dict[str, Any] | None:
         who = f"{len(set(taking))} of {len(partition)} parties"
         named_so = ", ".join(partition.ids[k] for k in sorted(set(taking)))
         used = f"and training uses the {count(len(partition.shared_by(taking)))} of those that take part ({named_so})"
-    lead = (
-        f"Each party holds {what}. All {len(partition)} parties hold {count(len(partition.shared))} training images, "
-        f"{used}; party {partition.ids[partition.labels_at]} has the labels."
-    )
+    lead = [
+        f"Each party holds {what}, and party {partition.ids[partition.labels_at]} has the labels.",
+        f"All {len(partition)} parties hold {count(len(partition.shared))} training images, {used}.",
+    ]
     if urls:
-        lead += f" This page contains {many(len(urls), 'test image')}. {LEAVES_OUT}"
+        lead.append(f"This page contains {many(len(urls), 'test image')}; {LEAVES_OUT}")
     return {"who": who, "lead": lead, "rows": rows, "drawings": drawings}
 
 

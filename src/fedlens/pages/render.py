@@ -6,11 +6,11 @@ A page loads nothing: style, script and figures are in it, and its content secur
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -27,6 +27,58 @@ BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dash
 _COMMON: Mapping[str, Any] = {"client_names": (), "images_command": ""}
 
 
+class Told(NamedTuple):
+    """The sentence that stands at a figure or a table, and how many more are in the notes of the page."""
+
+    caption: str
+    notes: int
+
+
+class PageNotes:
+    """The notes of a page. A figure or a table has one sentence; all others stand in one block, each once.
+
+    >>> notes = PageNotes()
+    >>> notes.kept("Accuracy", ["Test accuracy over rounds.", "One seed, so no interval.", "Dotted: guessing."])
+    Told(caption='Test accuracy over rounds.', notes=2)
+    >>> notes.kept("Loss", ["Test loss over rounds.", "One seed, so no interval."]).notes
+    1
+    >>> notes.by_title()
+    {'Accuracy · Loss': ['One seed, so no interval.'], 'Accuracy': ['Dotted: guessing.']}
+    """
+
+    def __init__(self) -> None:
+        self._titles: dict[str, list[str]] = {}
+
+    def kept(self, title: str, sentences: Iterable[str]) -> Told | None:
+        """The first of the sentences on what has this title, after keeping the others; None without any."""
+        told = [*filter(None, sentences)]
+        self.add(title, told[1:])
+        return Told(told[0], len(told) - 1) if told else None
+
+    def add(self, title: str, sentences: Iterable[str]) -> str:
+        """Keeps sentences on what has this title, or on the whole page; returns "", which a template may write."""
+        for sentence in filter(None, sentences):
+            titles = self._titles.setdefault(sentence, [])
+            titles += [title] if title not in titles else []
+        return ""
+
+    def by_title(self) -> dict[str, list[str]]:
+        """The notes by the titles of what they are about, those on the whole page first, without a title."""
+        groups: dict[str, list[str]] = {"": []}
+        for sentence, titles in self._titles.items():
+            groups.setdefault("" if "" in titles else " · ".join(titles), []).append(sentence)
+        return {title: notes for title, notes in groups.items() if notes}
+
+    def to_markdown(self) -> str:
+        """A list of the notes, each with the titles of what it is about."""
+        lines = [
+            f"- {markdown(note)}{f' *{markdown(title)}*' if title else ''}\n"
+            for title, notes in self.by_title().items()
+            for note in notes
+        ]
+        return "".join(lines)
+
+
 def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
     """Renders a template into a file, and returns the file's path.
 
@@ -41,7 +93,7 @@ def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
 
 def page_text(template: str, context: Mapping[str, Any]) -> str:
     """Renders a template; see `write_page`."""
-    return _environment().get_template(template).render({**_COMMON, **context})
+    return _environment().get_template(template).render({**_COMMON, "page_notes": PageNotes(), **context})
 
 
 @cache

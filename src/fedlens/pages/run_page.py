@@ -110,16 +110,16 @@ def _start_time(environment: Mapping[str, Any]) -> str:
         return started
 
 
-def _skipped(run: Run) -> str:
-    """A sentence on the rounds that were skipped (`max_skipped`); empty if there is none."""
+def _skipped(run: Run) -> list[str]:
+    """Sentences on the rounds that were skipped (`max_skipped`); none if there is none."""
     rounds = [str(line["round"]) for line in run.metrics if "skipped" in line]
     if not rounds:
-        return ""
+        return []
     counted = "1 round was" if len(rounds) == 1 else f"{len(rounds):,} rounds were"
-    return (
-        f"{counted} skipped ({listed(rounds, 20)}): no reply was accepted, or the aggregate made no update. The model "
-        "stayed as it was. metrics.jsonl has the reasons."
-    )
+    return [
+        f"{counted} skipped ({listed(rounds, 20)}): no reply was accepted, or the aggregate made no update.",
+        "The model stayed as it was in a skipped round; metrics.jsonl has the reasons.",
+    ]
 
 
 def _failures(run: Run) -> list[tuple[str, str, int]]:

@@ -101,12 +101,14 @@ def segmentation_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any
     heat = confusion_map(counted, unit="pixel")
     pixels = many(int(results.true.sum()), "pixel")
     return {
-        "lead": f"{tested_model(run)} after round {evaluation.round}, on {pixels} that have a true class.",
+        "lead": [
+            f"{tested_model(run)} after round {evaluation.round}, on {pixels} that have a true class.",
+            _without(results),
+        ],
         "confusion": heat,
         "overlaps": class_overlaps(results),
         "rows": _rows(results, counted),
         "scrolls": len(results.classes) > SCROLLS_FROM,
-        "without": _without(results),
         "clients": _clients(evaluation),
     }
 
@@ -169,10 +171,15 @@ def _clients(evaluation: FinalEvaluation) -> dict[str, Any] | None:
         left.append(
             f"the {len(most)} of {many(len(evaluation.classes), 'class', 'classes')} with the most pixels"
         )
-    shown = f" Shown: {' and '.join(left)}." if left else ""
+    empty = any(cell.value is None for row in rows for cell in row[1:])
     return {
-        "lead": f"On the images that each client holds out of its own data, in round {evaluation.round}. "
-        f"– stands for a class without a pixel in the client's truth and predictions.{shown}",
+        "lead": [
+            f"On the images that each client holds out of its own data, in round {evaluation.round}.",
+            f"{MISSING} stands for a class without a pixel in the client's truth and predictions."
+            if empty
+            else "",
+            f"Shown: {' and '.join(left)}." if left else "",
+        ],
         "head": ["client", "mean", *(evaluation.classes[k] for k in most)],
         "rows": rows,
     }

@@ -31,6 +31,11 @@ class ShownFigure:
     files: Sequence[str] = ()
     of_data: bool = False  # shows the data of each client
 
+    @property
+    def sentences(self) -> list[str]:
+        """The caption, what is missing, and the notes; without a figure, why."""
+        return [*filter(None, [self.chart.caption, *self.chart.gaps, *self.chart.notes])]
+
 
 def write_study_page(folder: Path) -> Path:
     """Writes study.html into the folder of a study from its study.json and results.jsonl; returns its path.
@@ -57,7 +62,6 @@ def write_study_page(folder: Path) -> Path:
         "caveats": info.caveats,
         "tables": study_tables(results),
         "figures": [_shown(named, folder) for named in study_figures(results)],
-        "source": info.document.get("source", ""),
         "method": _method(results),
         "command": info.command,
         "version": ", ".join(versions),
@@ -157,8 +161,9 @@ def _method(results: Results) -> list[str]:
     ]
     if info.baseline in info.methods and len(info.methods) > 1:
         sentences.append(f"The baseline is {info.methods[info.baseline]}.")
-    if words := tuning_words(info):
-        sentences.append(words)
+    sentences += tuning_words(info)
+    if source := info.document.get("source"):
+        sentences.append(f"The document's own numbers are those of {source}.")
     devices = Counter(line.device for line in _done(results))
     if devices["cpu"] and devices["cuda"]:
         sentences.append(

@@ -29,9 +29,9 @@ from fedlens.results.study_table import csv_text
 SHOWN = 12  # images of a client on a page
 CLIENTS = 10
 FILE = "labels_to_check.csv"
-NOTE = (
-    "The models did not train on these images. Models are wrong too, and many of these labels may be right: look at "
-    "the images before you change a label."
+NOTES = (
+    "The models did not train on these images.",
+    "Models are wrong too, and many of these labels may be right: look at the images before you change a label.",
 )
 
 
@@ -186,7 +186,7 @@ def label_section(run: Run) -> dict[str, Any] | None:
     try:
         predictions = run.held_out
     except RunDirectoryError as error:
-        return {"lead": f"This section is missing: {error}.", "clients": [], "note": ""}
+        return {"lead": f"This section is missing: {error}.", "clients": []}
     if predictions is None:
         write_labels(run.labels_path, [])
         return None
@@ -216,16 +216,15 @@ def label_card(clients: Sequence[SuspiciousLabels], how: str = "") -> dict[str, 
     `how` says how to get the images, if they are left out only because nobody asked for them.
     """
     if not clients:
-        lead = "No held-out image has a label that the models contradict with confidence."
-        return {"lead": lead, "clients": [], "note": ""}
-    lead = f"Held-out images whose label the models contradict with confidence, the most suspicious first. {NOTE}"
+        none = "No held-out image has a label that the models contradict with confidence."
+        return {"lead": none, "clients": []}
+    by = "the model contradicts" if clients[0].models == 1 else "the models contradict"
+    lead = [f"Held-out images whose label {by} with confidence, the most suspicious first.", *NOTES]
     if clients[0].models == 1:
-        lead = lead.replace("the models contradict", "the model contradicts").replace(
-            "The models", "The model"
-        )
-    lead += f" {FILE} beside this page lists {many(sum(each.found for each in clients), 'such image')}"
-    lead += f" of {many(len(clients), 'client')}."
-    clients, note = [replace(each, images=each.images[:SHOWN]) for each in clients[:CLIENTS]], how
-    if any(each.pictured for each in clients):
-        note = f"This page contains these images of the clients. {LEAVES_OUT}"
-    return {"lead": lead, "clients": clients, "note": note}
+        lead[1] = lead[1].replace("The models", "The model")
+    images = many(sum(each.found for each in clients), "such image")
+    lead.append(f"{FILE} beside this page lists {images} of {many(len(clients), 'client')}.")
+    clients = [replace(each, images=each.images[:SHOWN]) for each in clients[:CLIENTS]]
+    pictured = any(each.pictured for each in clients)
+    lead.append(f"This page contains these images of the clients; {LEAVES_OUT}" if pictured else how)
+    return {"lead": lead, "clients": clients}

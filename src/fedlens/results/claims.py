@@ -191,10 +191,14 @@ Place = tuple[str, Mapping[str, Any]]  # a method and a case
 SATISFIES, CONTRADICTS = "one seed, which satisfies it", "one seed, which contradicts it"
 _BRACKET = re.compile(r"\s*\((?:(?:case|metric)=)?")
 _NAMED = 3  # numbers of a verdict that are named
-_CAPTION = (
-    "Shows: the whole interval of every number satisfies the claim. Does not show: the whole interval of a number "
-    "contradicts it. Numbers: the mean over seeds, paired by seed, and its 95 % t interval, each for itself and not "
-    "corrected for their number; shares in per cent. With methods on both sides, the left side minus the right."
+_MEANINGS = {
+    "shows": "Shows: the whole interval of every number satisfies the claim.",
+    "does not show": "Does not show: the whole interval of a number contradicts the claim.",
+}
+_NUMBERS = (
+    "Numbers: the mean over seeds, paired by seed, and its 95 % t interval, each for itself and not corrected for "
+    "their number; shares in per cent.",
+    "With methods on both sides, a number is the left side minus the right.",
 )
 
 
@@ -267,13 +271,13 @@ def claim_verdicts(results: Results) -> list[ClaimVerdict]:
 def claims_table(results: Results) -> StudyTable:
     """The claims of the study's document, with the verdict on each."""
     head = ["Claim", "Verdict", "Numbers", "Scale"]
-    rows = [
-        [*map(TableCell, (each.text_and_place, each.words, each.numbers, each.scale))]
-        for each in claim_verdicts(results)
-    ]
-    return StudyTable(
-        "claims", "Claims of the document", _CAPTION, head, rows, (), len(head), results.info.caveats
-    )
+    verdicts = claim_verdicts(results)
+    rows = [[*map(TableCell, (v.text_and_place, v.words, v.numbers, v.scale))] for v in verdicts]
+    caption = "What the document claims, and whether the results show it."
+    notes = [words for answer, words in _MEANINGS.items() if any(v.answer == answer for v in verdicts)]
+    notes += _NUMBERS if any(v.numbers for v in verdicts) else ()
+    title = "Claims of the document"
+    return StudyTable("claims", title, caption, head, rows, notes, len(head), results.info.caveats)
 
 
 def check_claim(holds: str, info: StudyInfo, where: str) -> None:

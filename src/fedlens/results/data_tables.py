@@ -53,10 +53,7 @@ def datasets(view: TableView) -> StudyTable:
         )
         for population in populations
     ]
-    caption = (
-        f"Training data of each case at seed {view.info.seeds[0]}; equal sizes have the same smallest and largest "
-        "client."
-    )
+    caption = f"Training data of each case at seed {view.info.seeds[0]}."
     return _table(view, "Training data", caption, head, lines, columns)
 
 
@@ -119,15 +116,15 @@ def efficiency(
             label = stated_label(view.info.document, method, "")
             lines.append(FactsRow(names, facts, _stated(view, method, case), label))
     shapes = sorted({"×".join(map(str, cost.input_shape)) for cost in costs.values()})
-    caption = f"Costs of the models, counted for images of {' and '.join(shapes)} pixels."
+    caption, notes = f"Costs of the models, counted for images of {' and '.join(shapes)} pixels.", []
     if memory:
         devices = sorted({cost.device for cost in costs.values() if cost.device})
         batches = sorted({cost.batch for cost in costs.values() if cost.batch})
-        caption += f" Memory is that of a training step on {' and '.join(devices) or 'this machine'}"
-        caption += f", batches of {', '.join(map(str, batches))}."
+        step = f"Memory is that of a training step on {' and '.join(devices) or 'this machine'}"
+        notes.append(f"{step}, batches of {', '.join(map(str, batches))}.")
     if runs:
-        caption += " Time and bytes are means over seeds; bytes are those of all clients, down and up."
-    notes = [
+        notes.append("Time and bytes are means over seeds; bytes are those of all clients, down and up.")
+    notes += [
         f"{view.label(cost.method)}: memory was not measured: {cost.reason}."
         for cost in costs.values()
         if memory and cost.reason and cost.method in view.info.methods
@@ -246,12 +243,13 @@ def pretraining_tables(results: Results) -> list[StudyTable]:
     pretrained = [results.lines.get(entry.digest, entry).at(entry) for entry in results.info.pretrained]
     if not pretrained:
         return []
-    caption = (
-        "What runs start from. Their images and times are in no other number of this page; an image of which two views "
-        "are trained on counts once. A pre-training is done once for all seeds and kept in the user's cache."
-    )
+    caption = "What runs start from; their images and times are in no other number of this page."
     head = ("pre-training", "status", "rounds", "images", "CPU time", "last value")
-    notes = [f"{row.method}: {row.reason}" for row in pretrained if row.reason]
+    notes = [
+        "An image of which two views are trained on counts once.",
+        "A pre-training is done once for all seeds and kept in the user's cache.",
+        *(f"{row.method}: {row.reason}" for row in pretrained if row.reason),
+    ]
     rows = []
     for row in pretrained:
         texts, value = ["not done", *[MISSING] * 4], row.final(row.main)

@@ -158,7 +158,7 @@ def cells_table(results: Results) -> StudyTable:
         f"{metric_name(metric)}{unit(metric)}: mean and {INTERVAL} over {seeds_text(info.seeds)}.",
         own_populations(info),
         f"Difference: to {label} in the same case, paired by seed{', in points' if unit(metric) else ''}.",
-        tuning_words(info),
+        *tuning_words(info),
         bold_words(compared, info, f"differs from {label}"),
     )
     return replace(view.table_of_cells(info.title or info.name, words, columns), caveats=info.caveats)

@@ -20,7 +20,7 @@ from fedlens.results.cells import Cell, CellTest, cells, comparisons
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.stated import StatedValue, stated_label, stated_values
 from fedlens.results.statistics import Spread, half_width
-from fedlens.results.words import case_name, failure_notes, joined, shown, shown_in_percent
+from fedlens.results.words import case_name, failure_notes, shown, shown_in_percent
 
 PAPER = "Paper"
 _LATEX = {
@@ -54,11 +54,11 @@ class StudyTable:
 
     Attributes:
         name: of its files.
-        caption: what the numbers are, in sentences.
+        caption: what the numbers are, in one sentence.
         rows: of as many cells as `head`.
-        notes: sentences below it.
+        notes: sentences for the block of notes of a page: what its columns and marks mean.
         labels: the number of columns at the left that are names and not numbers.
-        caveats: sentences before the caption on what the numbers do not show.
+        caveats: sentences for files, which have no page around them, on what the numbers do not show.
     """
 
     name: str
@@ -71,10 +71,9 @@ class StudyTable:
     caveats: Sequence[str] = ()
 
     def to_html(self) -> str:
-        """A `table` element in a scrolling `div`, with the caption and the notes as paragraphs.
+        """A `table` element in a scrolling `div`; its page has the caption and the notes.
 
         >>> print(StudyTable("t", "T", "A & B.", ["method"], [[TableCell("x", bold=True)]]).to_html())
-        <p class="lead">A &amp; B.</p>
         <div class="scroll"><table><thead><tr><th>method</th></tr></thead><tbody>
         <tr><td><strong>x</strong></td></tr>
         </tbody></table></div>
@@ -86,16 +85,14 @@ class StudyTable:
         ]
         return "\n".join(
             [
-                f'<p class="lead">{html.escape(self._sentences())}</p>',
                 f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>',
                 *(f"<tr>{row}</tr>" for row in rows),
                 "</tbody></table></div>",
-                *(f'<p class="lead next">{html.escape(note)}</p>' for note in self.notes),
             ]
         )
 
     def to_markdown(self) -> str:
-        """A table as GitHub reads it, with the title, the caption and the notes as paragraphs."""
+        """A table as GitHub reads it, with a paragraph of its title and caption before it, and one of notes below."""
         marks = ["---" if k < self.labels else "---:" for k in range(len(self.head))]
         lines = [
             [markdown(text) for text in self.head],
@@ -104,7 +101,7 @@ class StudyTable:
         ]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         caption = " ".join(filter(None, [f"**{markdown(self.title)}.**", markdown(self._sentences())]))
-        return "\n\n".join([caption, table, *map(markdown, self.notes)]) + "\n"
+        return "\n\n".join(filter(None, [caption, table, markdown(" ".join(self.notes))])) + "\n"
 
     def to_latex(self) -> str:
         r"""A `table` environment for `\usepackage{booktabs}`."""
@@ -133,7 +130,7 @@ class StudyTable:
                 *(rf"{line} \\" for line in body),
                 r"\bottomrule",
                 r"\end{tabular}",
-                *(rf"\par\smallskip{{\footnotesize {latex(note)}}}" for note in self.notes),
+                *([rf"\par\smallskip{{\footnotesize {latex(' '.join(self.notes))}}}"] if self.notes else []),
                 r"\end{table}",
                 "",
             ]
@@ -315,7 +312,7 @@ class TableView:
         """A table with notes on failed runs, and with the document's numbers behind those that it states.
 
         Args:
-            words: the sentences of the caption.
+            words: the caption, and sentences for the notes.
             names: the heads and the cells of the columns that name the rows.
             labels: the document's labels of the rows, empty where it has that of the study. The first number has it.
         """
@@ -332,8 +329,9 @@ class TableView:
                     left[k] = "" if text else left[k]
         source = self.info.document.get("source", "the document's numbers")
         paper = [f'"Paper": {source}.'] if any(PAPER in name for name in head) else []
-        notes = [*notes, *failure_notes(self.cells, self.results), *paper]
-        return StudyTable(self.name, self.title or title, joined(*words), head, rows, notes, len(names[0]))
+        caption, *more = words
+        notes = [*filter(None, more), *notes, *failure_notes(self.cells, self.results), *paper]
+        return StudyTable(self.name, self.title or title, caption, head, rows, notes, len(names[0]))
 
     def column(
         self, head: str, text: Callable[[Cell], str], stated: Callable[[Cell], str] = lambda _: ""

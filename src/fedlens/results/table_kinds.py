@@ -33,7 +33,6 @@ from fedlens.results.words import (
     case_name,
     cell_name,
     final_value,
-    joined,
     mean_count,
     metric_name,
     own_populations,
@@ -84,21 +83,20 @@ def summary(
         return TableCell(text, bold=up, italic=test is not None and not up)
 
     several = len(info.seeds) > 1
+    names, columns, labels = _by_method_and_case(view, rows, cell_of, view.stated_text)
     words = (
         f"{metric}: {_WIDTHS[spread]} over {seeds_text(info.seeds)}."
         if several
         else f"{metric} of {seeds_text(info.seeds)}.",
         own_populations(info),
         final_value(info),
-        _tests(
+        *_tests(
             view,
             compared,
             f"better than {view.label(info.baseline)} in the same case, italic: worse",
             several,
         ),
     )
-
-    names, columns, labels = _by_method_and_case(view, rows, cell_of, view.stated_text)
     return view.table(f"{metric_name(view.metric)} of each method", words, names, columns, labels)
 
 
@@ -131,8 +129,10 @@ def differences(view: TableView, *, baseline: str | None = None) -> StudyTable:
         f"paired by seed over {seeds_text(view.info.seeds)}.",
         own_populations(view.info),
         final_value(view.info),
-        f"Interval: {INTERVAL} of the mean difference, each for itself and not corrected for their number.",
-        _tests(view, compared, f"differs from {view.label(base)}"),
+        f"Interval: {INTERVAL} of the mean difference, each for itself and not corrected for their number."
+        if any(row[1].text != MISSING for row in rows)
+        else "",
+        *_tests(view, compared, f"differs from {view.label(base)}"),
     )
     title = f"Differences to {view.label(base)}"
     return view.table(title, words, ([*view.dimension_head, "Method"], names), columns)
@@ -198,17 +198,18 @@ def choices(view: TableView) -> StudyTable:
         stars = "* The value lies at the edge of those that were tried, so a better one may lie beyond."
     elif all(point for _, point in found):
         stars = "No chosen number lies at the edge of those that were tried."
-    caption = joined(
-        tuning_words(view.info),
-        f"{score}: the mean over the seeds of tuning, at the chosen settings." if searched else "",
+    notes = [
+        *tuning_words(view.info),
+        f"{score}: the mean over the seeds of tuning." if searched else "",
         "Effective rate: local rate / (1 - server momentum).",
         stars if searched else "",
-    )
+        *view.info.notes,
+    ]
+    caption = "The settings that each method was run with, and its score with them in tuning."
     head = [*view.dimension_head, "Method", *settings, "Effective rate", score, "Runs of tuning"]
     labels = len(view.dimension_head) + 1
-    return StudyTable(
-        view.name, view.title or "Settings chosen by tuning", caption, head, rows, view.info.notes, labels
-    )
+    title = view.title or "Settings chosen by tuning"
+    return StudyTable(view.name, title, caption, head, rows, [*filter(None, notes)], labels)
 
 
 def relative(view: TableView, *, to: str = "centralized", rows: Lines = "methods") -> StudyTable:
@@ -248,7 +249,7 @@ def relative(view: TableView, *, to: str = "centralized", rows: Lines = "methods
         f"{spread} {seeds_text(view.info.seeds)}.",
         own_populations(view.info),
         final_value(view.info),
-        tuning_words(view.info),
+        *tuning_words(view.info),
         _zero_words(view, to),
     )
     title = f"{metric} relative to {view.label(to)}"
@@ -310,16 +311,16 @@ def _by_method_and_case(
     return (["Method"], lines), columns, [*map(view.document_label, methods)]
 
 
-def _tests(view: TableView, compared: Sequence[CellTest], meaning: str, untested: bool = True) -> str:
+def _tests(view: TableView, compared: Sequence[CellTest], meaning: str, untested: bool = True) -> list[str]:
     """How settings were chosen, what bold and stars mean, and what has no test."""
-    return joined(
-        tuning_words(view.info),
+    return [
+        *tuning_words(view.info),
         bold_words(compared, view.info, meaning),
         "* A chosen setting lies at the edge of the values that were tried."
         if any(_star(view, cell) for cell in view.cells)
         else "",
         untested_words(compared, view.results) if untested else "",
-    )
+    ]
 
 
 def _star(view: TableView, cell: Cell) -> str:
@@ -370,7 +371,7 @@ def budgets(
         "A number is that of the last evaluation within the budget.",
         *(_MEANINGS[kind] for kind in kinds if kind in _MEANINGS),
         own_populations(view.info),
-        tuning_words(view.info),
+        *tuning_words(view.info),
         f"{MISSING}: the runs end before."
         if any(cell.text == MISSING for column in columns for cell in column.cells)
         else "",
@@ -436,14 +437,15 @@ def targets(
         return view.column(head, text, stated)
 
     columns = [column(kind, target) for kind in kinds for target in wanted]
-    words = _targets_words(view, kinds, against, to if relative else None)
+    texts = " ".join(cell.text for column in columns for cell in column.cells)
+    words = _targets_words(view, kinds, against, to if relative else None, texts)
     return view.table_of_cells(f"{conjoined(kinds).capitalize()} to a target", words, columns, _ends(view))
 
 
 def _targets_words(
-    view: TableView, kinds: Sequence[Measure], against: Multipliers, to: str | None
+    view: TableView, kinds: Sequence[Measure], against: Multipliers, to: str | None, texts: str
 ) -> list[str]:
-    """The caption of `targets`; `to` is the method that relative targets refer to, None for absolute ones."""
+    """The caption and notes of `targets`: `to` is the method that relative targets refer to, `texts` all cells."""
     least = "most" if better(view.metric, 1.0) < 0 else "least"
     return [
         f"{conjoined(kinds).capitalize()} to the first evaluation in which {metric_name(view.metric).lower()} is at "
@@ -451,16 +453,18 @@ def _targets_words(
         f"A target is a share of the final value of {view.label(to)} in the same case."
         if to is not None
         else "",
-        "Not reached: by so many of the runs, which then have no mean.",
+        "Not reached: by so many of the runs, which then have no mean." if "not reached by" in texts else "",
         {
             "row": "In brackets: times as much as for the first target of the row.",
             "baseline": f"In brackets: times as much as for {view.label(view.info.baseline)} in the same case.",
             "case": "In brackets: times as much as for the same method in the first case.",
             "none": "",
-        }[against],
+        }[against]
+        if "×" in texts
+        else "",
         *(_MEANINGS[kind] for kind in kinds if kind in _MEANINGS),
         own_populations(view.info),
-        tuning_words(view.info),
+        *tuning_words(view.info),
     ]
 
 

@@ -70,14 +70,14 @@ def final_value(info: StudyInfo) -> str:
     return f"A value is the mean of the last {info.last} evaluations." if info.last > 1 else ""
 
 
-def tuning_words(info: StudyInfo) -> str:
-    """How the settings of the methods were chosen; empty without tuning."""
+def tuning_words(info: StudyInfo) -> list[str]:
+    """Sentences on how the settings of the methods were chosen; none without tuning."""
     tuning = info.tuning
     if not tuning:
-        return ""
+        return []
     untuned = [name for name in info.methods if name in (tuning.get("untuned") or ())]
     if untuned and len(untuned) == len(info.methods):
-        return "Every method has a single point, so no settings were chosen."
+        return ["Every method has a single point, so no settings were chosen."]
     share, budget = tuning.get("share"), tuning.get("budget")
     data = f"{100 * share:g} % of the training data, held out" if share else "held-out training data"
     each = "every method and case" if not untuned else "every other method in each case"
@@ -99,19 +99,17 @@ def tuning_words(info: StudyInfo) -> str:
     fewest, most = tuned_on(tuning), len(seeds)
     if fewest == 1:
         where = f"one seed ({seeds[0]}){whose}" if most == 1 else "one seed for some methods"
-        return joined(
-            f"The numbers are those of these settings, which were chosen on {data}, on {where}{runs}.",
-            alone,
-            too,
-            "One seed shifts the values of a method together, so nothing is bold.",
-        )
+        how = f"The numbers are those of these settings, which were chosen on {data}, on {where}{runs}."
+        shifted = "One seed shifts the values of a method together, so nothing is bold."
+        return [*filter(None, [how, alone, too, shifted])]
     by = (
         seeds_text(seeds)
         if fewest == most
         else f"{fewest} to {most} seeds, fewer where a method has more points"
     )
     few = "So few seeds leave some luck of the choice in the differences." if (fewest or 0) < _FEW else ""
-    return joined(f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}.", alone, too, few)
+    how = f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}."
+    return [*filter(None, [how, alone, too, few])]
 
 
 def bold_words(compared: Sequence[CellTest], info: StudyInfo, meaning: str) -> str:
@@ -201,12 +199,3 @@ def mean_count(value: float) -> str:
     ('2', '2.4', '1,234')
     """
     return count(value) if value >= 100 or value == round(value) else f"{value:.1f}"
-
-
-def joined(*sentences: str) -> str:
-    """Sentences with a space between, without the empty ones.
-
-    >>> joined("One.", "", "Two.")
-    'One. Two.'
-    """
-    return " ".join(filter(None, sentences))

@@ -15,7 +15,7 @@ from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.pages.cost.measures import listed
 from fedlens.pages.low_clients import answers_of, below_with_every_model, owners_of
 from fedlens.pages.shown_images import may_get_images, shows_images
-from fedlens.pages.suspicious_labels import CLIENTS, FILE, NOTE, label_card, suspicious_labels
+from fedlens.pages.suspicious_labels import CLIENTS, FILE, NOTES, label_card, suspicious_labels
 from fedlens.results.run import Run
 
 _ASKED = ("federated", "centralized")  # about a label: their models trained on all clients' images
@@ -109,7 +109,7 @@ def suspicious_lines(answer: Mapping[str, Any], directory: Path) -> list[str]:
     if len(rows) > CLIENTS:
         lines.append(f"  and {many(len(rows) - CLIENTS, 'more client')}")
     total = sum(row["found"] for row in rows)
-    return [*lines, NOTE, f"list of {many(total, 'label')} to check: {directory / FILE}"]
+    return [*lines, " ".join(NOTES), f"list of {many(total, 'label')} to check: {directory / FILE}"]
 
 
 def _predictions(finished: Finished) -> dict[str, list[HeldOutPredictions]]:

@@ -143,20 +143,21 @@ def byte_rows(answer: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def bytes_note(answer: Mapping[str, Any]) -> str:
-    """What the bytes are of; empty if no run counted them."""
+def bytes_notes(answer: Mapping[str, Any]) -> list[str]:
+    """Sentences on what the bytes are of; none if no run counted them."""
     counted = [each for each in answer["bytes_per_client"].values() if each]
     if not counted:
-        return ""
+        return []
     down, up = (max(each[key] for each in counted) for key in ("measuring_down", "measuring_up"))
-    note = "Bytes are those of training. Per round: of a client that takes part. "
-    note += "In all rounds: the mean of all clients."
+    notes = [
+        "Bytes of training, per round of a client that takes part, and in all rounds of the mean client.",
+    ]
     if down or up:
         sent = f"sends up to {size(down)} more to a client and {size(up)} back"
-        note += f" Each evaluation at the clients {sent}; this is not included."
+        notes.append(f"Each evaluation at the clients {sent}; this is not included.")
     if "centralized" in answer["overall"]:
-        note += " Centralized training sends the images themselves."
-    return note
+        notes.append("Centralized training sends the images themselves.")
+    return notes
 
 
 def measure_notes(answer: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from fedlens.pages.cost.measures import (
     SIGNS,
     WORDS,
     byte_rows,
-    bytes_note,
+    bytes_notes,
     cards,
     difference_text,
     interval_text,
@@ -66,16 +66,15 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "measure_notes": measure_notes(answer),
         "models": side_by_side(answer)[0],
         "bytes": byte_rows(answer),
-        "bytes_note": bytes_note(answer),
+        "bytes_notes": bytes_notes(answer),
         "charts": [chart for on in MEASURES if (chart := _curves(metric, finished, on))],
         "differences": _difference_rows(answer),
-        "intervals": any(row["low"] is not None for row in compared),
+        "in_points": is_share(metric),
         "joining": _joining_figure(answer),
         "client_head": head,
         "client_rows": [
             [row[0], *map(_broken_before_bracket, row[1:-1]), row[-1]] for row in texts[:CLIENTS_SHOWN]
         ],
-        "hidden": max(0, len(texts) - CLIENTS_SHOWN),
         "failed": [row for row in rows if row["status"] != "finished"],
         "least_seeds": LEAST_SEEDS,
         "verdicts": len(compared),
@@ -123,15 +122,27 @@ def _difference_rows(answer: Mapping[str, Any]) -> list[list[str]]:
 
 def client_notes(answer: Mapping[str, Any]) -> list[str]:
     """What the mark, wide intervals and the numbers of images in the table of clients mean."""
-    notes, tested = [], answer["work"].get("test_images")
+    notes, tested = list[str](), answer["work"].get("test_images")
+    compared = [
+        row[key] for row in answer["clients"] for key in ("vs_centralized", "vs_local_only") if row[key]
+    ]
+    if compared:
+        brackets = (
+            "; its 95 % interval is in brackets" if any(row["low"] is not None for row in compared) else ""
+        )
+        notes.append(f"A difference above 0 is in favour of the federated model{brackets}.")
     if any(map(below_largest, answer["clients"])):
         notes.append(
             "! The federated model is right less often than always naming the client's largest class."
         )
     if wide := wide_note(answer):
         notes.append(wide)
-    more = f" The {tested:,} test images belong to no client." if tested else ""
-    return [*notes, f"Training images do not include the held-out images.{more}"]
+    notes.append("Training images do not include the held-out images.")
+    if tested:
+        notes.append(f"The {tested:,} test images belong to no client.")
+    if (hidden := len(answer["clients"]) - CLIENTS_SHOWN) > 0:
+        notes.append(f"{many(hidden, 'more client')} in cost.json.")
+    return notes
 
 
 def client_table(answer: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -21,8 +21,10 @@ from fedlens.results.figures.chart import (
     Panel,
     Series,
     band,
+    drawn_values,
     matrix,
     round_axis,
+    share_limits,
     value_axis,
 )
 
@@ -40,14 +42,14 @@ class Shown:
 
     Attributes:
         title: its heading.
-        reading: a paragraph on how to read the figures.
+        reading: sentences on how to read the figures.
         figures: makes them from the rows.
         matched: the keys by which rows of several seeds are the same; empty if seeds have no rows in common, because
             their rows are of other clients.
     """
 
     title: str
-    reading: str
+    reading: tuple[str, ...]
     figures: Callable[[Rows], list[Chart]]
     matched: tuple[str, ...] = ("round",)
 
@@ -105,8 +107,8 @@ def dynamics_figures(rows: Rows) -> list[Chart]:
     about = f"On average a round gains {gains[0]} by local training and {gains[1]} by aggregation."
     y = value_axis(metric, values, label(metric))
     figure = Panel("", about, round_axis(places[-1]), y, series)
-    caption = f"{heading(metric)} of the global model (dots) and of the local models (rings). {about}"
-    return [Chart("Training dynamics", caption, [figure])]
+    caption = f"{heading(metric)} of the global model (dots) and of the local models (rings)."
+    return [Chart("Training dynamics", caption, [figure], notes=[about])]
 
 
 def optimal_figures(rows: Rows) -> list[Chart]:
@@ -114,15 +116,16 @@ def optimal_figures(rows: Rows) -> list[Chart]:
     metric = str(rows[0]["metric"])
     gap = max(rows, key=lambda row: row["gap"])
     caption = (
-        f"{heading(metric)} of the average of the local models, and of the combination with the "
-        f"weights that score best. The largest gap is {points(metric, gap['gap'])}, in round "
-        f"{gap['round']}."
+        f"{heading(metric)} of the average of the local models, and of the combination with the weights that score "
+        "best."
     )
+    largest = f"The largest gap is {points(metric, gap['gap'])}, in round {gap['round']}."
     y = value_axis(metric, [row[key] for row in rows for key in ("average", "optimal")], label(metric))
     best = ("optimal", "best convex combination", ORANGE)
     [panel] = _over_rounds("", caption, rows, y, best, ("average", "average", BLUE))
     dashed = replace(panel.series[0], dash="dash")
-    return [Chart("Optimal aggregation", caption, [replace(panel, series=[dashed, panel.series[1]])])]
+    lines = [dashed, panel.series[1]]
+    return [Chart("Optimal aggregation", caption, [replace(panel, series=lines)], notes=[largest])]
 
 
 def surface_figures(rows: Rows) -> list[Chart]:
@@ -219,15 +222,13 @@ def line_figures(rows: Rows) -> list[Chart]:
     ]
     barriers = [{"round": round, **points[0]} for (round, _, _), points in pairs.items()]
     highest = max(barriers, key=lambda row: row["barrier"])
-    caption = (
-        "Loss between two models, t from the first to the second. The highest barrier is "
-        f"{highest['barrier']:.3g}, in round {highest['round']}."
-    )
+    caption = "Loss between two models, t from the first to the second."
+    barrier = f"The highest barrier is {highest['barrier']:.3g}, in round {highest['round']}."
     panels = [Panel("loss along the line", caption, Axis("t", limits=(-0.02, 1.02)), Axis("loss"), series)]
     if len(pairs) > 1:
         y, line = Axis("barrier"), ("barrier", "barrier", GREY)
         panels += _over_rounds("barrier", "Barrier by round.", barriers, y, line)
-    return [Chart("Lines between models", caption, panels, columns=2)]
+    return [Chart("Lines between models", caption, panels, columns=2, notes=[barrier])]
 
 
 def drift_figures(rows: Rows) -> list[Chart]:
@@ -252,10 +253,17 @@ def drift_figures(rows: Rows) -> list[Chart]:
     about = "Mean cosine of the clients' updates to their average, by layer and round."
     layered = [row for row in rows if row["layer"] != "all"]
     by_layer = _layer_map("Client drift by layer", about, layered, "cosine", "cosine")
-    return [Chart("Client drift", caption, panels, columns=3), *by_layer]
+    orthogonal = (
+        "Grey: the cosine of orthogonal updates, 1 / sqrt(M) for M of equal norm and weight, and sqrt(sum p_k^2) for "
+        "weights p_k, since each is a part of the mean."
+    )
+    notes = [orthogonal] if any(row.get("orthogonal") is not None for row in total) else []
+    return [Chart("Client drift", caption, panels, columns=3, notes=notes), *by_layer]
 
 
-def _layer_map(title: str, about: str, rows: Rows, key: str, name: str) -> list[Chart]:
+def _layer_map(
+    title: str, about: str, rows: Rows, key: str, name: str, notes: Sequence[str] = ()
+) -> list[Chart]:
     """A number by layer and round, from 0 or the lowest on up to 1; none without a finite one."""
     kinds = {row["layer"]: row.get("kind", "") for row in rows}
     layers = list(kinds)[::-1]
@@ -268,29 +276,38 @@ def _layer_map(title: str, about: str, rows: Rows, key: str, name: str) -> list[
     limits = (min(0.0, float(finite.min())), 1.0)
     names = [f"{layer} {kinds[layer]}".strip() for layer in layers]
     cells = Cells(values, names, list(map(str, rounds)), name, limits, rising=True)
-    return [Chart(title, about, [matrix("", about, cells, Axis("round"), Axis("layer", name_width=32))])]
+    panel = matrix("", about, cells, Axis("round"), Axis("layer", name_width=32))
+    return [Chart(title, about, [panel], notes=notes)]
 
 
 def representation_figures(rows: Rows) -> list[Chart]:
     """The similarity of the clients' features by layer and round, and how the classes separate by round."""
     layered = [row for row in rows if "between_clients" in row]
     about = "Linear CKA between the local models of a round, the mean over pairs, by layer and round."
-    figures = _layer_map("Similarity of representations", about, layered, "between_clients", "CKA")
+    reading = (
+        "Linear CKA is 1 for features that differ by a rotation and a scale only, and near 0 for unrelated ones.",
+        "Clients with skewed data usually agree in early layers and differ in late ones.",
+    )
+    figures = _layer_map("Similarity of representations", about, layered, "between_clients", "CKA", reading)
     separated = [row for row in rows if "between_clients" not in row]
-    panels = [
-        panel
-        for line in (
-            ("knn_accuracy", "k-NN accuracy", GREEN),
-            ("within", "variability within classes (NC1)", ORANGE),
-            ("simplex", "distance from the simplex (NC2)", BLUE),
-        )
-        for panel in _over_rounds(
-            line[1], f"{line[1]} by round.", separated, value_axis(line[0], [], label(line[0])), line
-        )
-    ]
+    lines = (
+        ("knn_accuracy", "k-NN accuracy", GREEN, ""),
+        ("within", "variability within classes (NC1)", ORANGE,
+         "NC1 falls towards 0 as the features of a class shrink to their mean (Papyan et al. 2020)."),
+        ("simplex", "distance from the simplex (NC2)", BLUE,
+         "NC2 falls towards 0 as the class means spread evenly (Papyan et al. 2020)."),
+    )  # fmt: skip
+    panels, notes = [], []
+    for key, name, color, meaning in lines:
+        y = value_axis(key, [row.get(key) for row in separated], label(key))
+        if drawn := _over_rounds(name, f"{name} by round.", separated, y, (key, name, color)):
+            panels += drawn
+            notes.append(meaning)
     if panels:
         caption = "The features of the global model after each round, before its last layer."
-        figures.append(Chart("Separation of classes", caption, panels, columns=3))
+        figures.append(
+            Chart("Separation of classes", caption, panels, columns=3, notes=[*filter(None, notes)])
+        )
     return figures
 
 
@@ -313,7 +330,7 @@ def calibration_figures(rows: Rows) -> list[Chart]:
         for round in rounds
     ]
     last = [row for row in rows if row["round"] == rounds[-1]]
-    diagrams = [Series([0, 1], [0, 1], "calibrated", "level", GREY, dash="dot", width=1.25)]
+    diagrams = list[Series]()
     for model, title, color in styles:
         points = _pooled_bins([row["bins"] for row in last if row["model"] == model])
         diagrams.append(Series([x for x, _ in points], [y for _, y in points], title, color=color))
@@ -321,9 +338,12 @@ def calibration_figures(rows: Rows) -> list[Chart]:
         f"Expected calibration error by round, and accuracy by confidence in round {rounds[-1]}: of "
         "the global model before and after the round, and of the local models together."
     )
-    x, y = (Axis(title, "share", limits=(-0.01, 1.01)) for title in ("confidence", "accuracy"))
-    error = "calibration error"
-    panels = _over_rounds(error, caption, means, Axis(error, "share"), *styles)
+    ends = share_limits([*(x for line in diagrams for x in line.x), *drawn_values(diagrams)])
+    x, y = (Axis(title, "share", limits=ends) for title in ("confidence", "accuracy"))
+    diagonal = [max(ends[0], 0.0), min(ends[1], 1.0)]
+    diagrams.insert(0, Series(diagonal, diagonal, "calibrated", "level", GREY, dash="dot", width=1.25))
+    error, errors = "calibration error", [row[model] for row in means for model, *_ in styles]
+    panels = _over_rounds(error, caption, means, Axis(error, "share", limits=share_limits(errors)), *styles)
     panels.append(Panel(f"round {rounds[-1]}", caption, x, y, diagrams))
     return [Chart("Calibration", caption, panels, columns=2)]
 
@@ -352,69 +372,72 @@ def _number(value: Any) -> float:
 _SHOWN: dict[str, Shown] = {
     "dynamics": Shown(
         "Training dynamics",
-        "Each round starts at a dot, the global model. The slanted line leads to the mean of the "
-        "local models after local training: if it falls, local training forgets what other clients "
-        "know (drift). The vertical line leads to the average of the local models: how much "
-        "aggregation wins back. The two gains add up to the change of the global model (chen2022, "
-        "Eq. 4).",
+        (
+            "Each round starts at a dot, the global model.",
+            "The slanted line leads to the mean of the local models after local training: if it falls, local training "
+            "forgets what other clients know (drift).",
+            "The vertical line leads to the average of the local models: how much aggregation wins back.",
+            "The two gains add up to the change of the global model (chen2022, equation 4).",
+        ),
         dynamics_figures,
     ),
     "optimal-aggregation": Shown(
         "Optimal aggregation",
-        "The run's average weighs clients as its aggregate does. The dashed line shows the best weights for the "
-        "same local models, chosen on the evaluated data themselves. A small gap means that "
-        "aggregation is robust to its weights; chen2022 (Eq. 5) finds smaller gaps after "
-        "pre-training.",
+        (
+            "The run's average weighs clients as its aggregate does.",
+            "The dashed line shows the best weights for the same local models, chosen on the evaluated data.",
+            "A small gap means that aggregation is robust to its weights; chen2022 (equation 5) finds smaller gaps "
+            "after pre-training.",
+        ),
         optimal_figures,
     ),
     "loss-surface": Shown(
         "Loss surface",
-        "Each random combination of the local models is a model that other weights would have "
-        "produced. A narrow interval means a flat surface between the local models: the weights "
-        "hardly matter. Where the average lies below the interval, the weights of the run are "
-        "better than most others (chen2022, section 4.4).",
+        (
+            "Each random combination of the local models is a model that other weights would have produced.",
+            "A narrow interval means a flat surface between the local models: the weights hardly matter.",
+            "Where the average lies below the interval, the weights of the run are better than most others (chen2022, "
+            "section 4.4).",
+        ),
         surface_figures,
     ),
     "loss-plane": Shown(
         "Loss on a plane",
-        "The plane goes through three local models; distances are Euclidean distances of the "
-        "weights. If the loss inside of the triangle is lower than at its corners, averaging finds a "
-        "better model than any client.",
+        (
+            "The plane goes through three local models; distances are Euclidean distances of the weights.",
+            "If the loss inside of the triangle is lower than at its corners, averaging finds a better model than any "
+            "client.",
+        ),
         plane_figures,
         matched=(),
     ),
     "drift": Shown(
         "Client drift",
-        "The cosine compares each client's update with the weighted mean: 1 if all point the same "
-        "way, and 1 / sqrt(M) for M orthogonal ones of equal norm and weight, since each is a part of the mean (grey; "
-        "sqrt(sum p_k^2) for weights p_k). The effective number of agreeing clients is their "
-        "number for equal updates, 1 for orthogonal ones, and below 1 where they cancel. The "
-        "gradient diversity is 1 for equal updates and grows as they differ.",
+        (
+            "The cosine compares each client's update with the weighted mean: 1 if all point the same way.",
+            "The effective number of agreeing clients is their number for equal updates, 1 for orthogonal ones, and "
+            "below 1 where they cancel.",
+            "The gradient diversity is 1 for equal updates and grows as they differ.",
+        ),
         drift_figures,
         matched=("round", "layer"),
     ),
     "line": Shown(
         "Lines between models",
-        "If the loss rises between two models, they lie in different basins, and their average is "
-        "worse than both. The barrier is the largest height above the straight line between the "
-        "losses of the two ends.",
+        (
+            "If the loss rises between two models, they lie in different basins, and their average is worse than both.",
+            "The barrier is the largest height above the straight line between the losses of the two ends.",
+        ),
         line_figures,
         matched=(),
     ),
-    "representation": Shown(
-        "Representations",
-        "Linear CKA is 1 for features that differ by a rotation and a scale only, and near 0 for "
-        "unrelated ones. Clients with skewed data usually agree in early layers and differ in late "
-        "ones. NC1 falls towards 0 as the features of a class shrink to their mean, NC2 as the class "
-        "means spread evenly (Papyan et al. 2020).",
-        representation_figures,
-        matched=("round", "layer"),
-    ),
+    "representation": Shown("Representations", (), representation_figures, matched=("round", "layer")),
     "calibration": Shown(
         "Calibration",
-        "The diagram compares confidence and accuracy: below the diagonal a model is overconfident. "
-        "Local models of skewed clients are overconfident on global data, and averaging them often "
-        "corrects it.",
+        (
+            "The diagram compares confidence and accuracy: below the diagonal a model is overconfident.",
+            "Local models of skewed clients are overconfident on global data, and averaging them often corrects it.",
+        ),
         calibration_figures,
         matched=(),
     ),

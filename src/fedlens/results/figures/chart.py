@@ -199,11 +199,12 @@ class Chart:
     """A figure: its panels, which share their scales, and its words.
 
     Args:
-        caption: what the panels show, as sentences.
+        caption: what the panels show, in one sentence.
         panels: a single one needs no title.
         gaps: what is missing: failed runs, and runs that are not done.
         columns: panels beside each other; None fits them to their number.
-        caveats: sentences before the caption, which stand above the picture too: what the figure does not show.
+        caveats: sentences that stand above the picture: what the figure does not show.
+        notes: sentences for the block of notes of a page: what the marks mean.
     """
 
     title: str
@@ -212,6 +213,7 @@ class Chart:
     gaps: Sequence[str] = ()
     columns: int | None = None
     caveats: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         single = len(self.panels) == 1
@@ -238,12 +240,17 @@ def curves(
     series: Sequence[Series], metric: str, title: str, about: str, bands: Sequence[Band] = ()
 ) -> Panel:
     """A panel of one metric over rounds, with all values of a round in one hover box."""
-    values = [value for line in series for value in line.y if value is not None]
+    values = drawn_values(series)
     last = int(max((max(line.x, default=0) for line in series), default=0))
     y = value_axis(metric, values)
     if not is_share(metric) and values and min(values) > 0 and max(values) / min(values) > 100:
         y = Axis("log scale", log=True)
     return Panel(title, about, round_axis(last), y, series, bands=bands, unified=True)
+
+
+def drawn_values(series: Iterable[Series]) -> list[float]:
+    """All values along the y axis: those of lines and markers, and the ends of bands and error bars."""
+    return [value for each in series for value in (*each.y, *each.low, *each.high) if value is not None]
 
 
 def round_axis(last: float) -> Axis:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.format import capitalized, count, many, percent
-from fedlens.results.figures.chart import Axis, Cells, Panel, Series, named_axis
+from fedlens.results.figures.chart import Axis, Cells, Panel, Series, named_axis, value_axis
 
 CLUSTERED_ABOVE = 30  # classes; fewer stay in their order
 _CELLS = 200  # rows of a heat map; more classes share one
@@ -106,7 +106,7 @@ def confused_pairs(confusion: NDArray[np.int64], most: int) -> list[tuple[int, i
 
 COUNTED_UP_TO = 15  # classes whose counts are written into the cells
 KIND = "classification"
-_SHARES = Axis(values="share", limits=(0.0, 1.01))
+_BARS = Axis(values="share", limits=(0.0, 1.01))  # bars stand on 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,6 +309,6 @@ def sorted_classes(
         f"{capitalized(metric)} of each class, sorted; mean {percent(mean)}",
         about,
         replace(x, ticks=ranks, names=names) if few else x,
-        _SHARES,
+        _BARS if few else value_axis(metric, shares),
         [Series(ranks, shares, kind="bar" if few else "line", texts=texts)],
     )

@@ -173,7 +173,8 @@ def y_axis(
     relative: bool = False,
     wanted: tuple[float, float] | None = None,
 ) -> Axis:
-    """The axis that all panels share: it shows every mean, and bands as far as they do not squeeze the means.
+    """The axis that all panels share: it shows every mean. Of a share it begins where the values and their bands begin;
+    other bands are shown as far as they do not squeeze the means.
 
     `wanted` are its ends, if the study file names them.
     """
@@ -183,11 +184,11 @@ def y_axis(
         return Axis(title, values="share" if share else "number", limits=wanted)
     if not means:
         return Axis(title, values="share" if share else "number")
+    if share and not relative:
+        return Axis(title, values="share", limits=share_limits([*means, *edges]))
     low, high = min(means), max(means)
     reach = max(high - low, 0.02 if share else 0.1 * abs(high))
     ends = (max(min([*edges, low]), low - reach), min(max([*edges, high]), high + reach))
-    if share and not relative:
-        return Axis(title, values="share", limits=share_limits(ends))
     if not relative and low > 0 and high / low > 100:
         return Axis(f"{title} (log scale)", log=True)
     pad = 0.05 * (ends[1] - ends[0]) or 0.05

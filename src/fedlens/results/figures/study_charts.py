@@ -97,7 +97,7 @@ def heat_figure(
         built.append(
             matrix(panel.title, f"{title} {panel.title}", cells, *map(Axis, map(shown.label, (across, up))))
         )
-    return Chart(title, drawing.caption(), built, drawing.gaps, columns)
+    return drawing.captioned(built, columns)
 
 
 def effective_rate_figure(
@@ -140,11 +140,12 @@ def effective_rate_figure(
     names = ["" if place % every else f"{each:g}" for place, each in enumerate(ticks)]
     axis = Axis("effective learning rate", log=True, limits=limits, ticks=ticks, names=names)
     chart = drawing.chart(axis, drawn, y, chance, columns)
-    more = (
-        " The effective rate is the client rate / (1 - momentum of the server). Areas are proportional to the "
-        "client rate, down to a smallest size; a cross marks the best."
-    )
-    return replace(chart, caption=chart.caption + more)
+    notes = [
+        *chart.notes,
+        "The effective rate is the client rate / (1 - momentum of the server).",
+        "Areas are proportional to the client rate, down to a smallest size; a cross marks the best.",
+    ]
+    return replace(chart, notes=notes)
 
 
 def _rate_keys(shown: NamedCells) -> list[str]:
@@ -258,8 +259,8 @@ def setting_figure(
     unified = not texts and place.kind != "category"
     columns = 1 if above_panels else columns
     chart = drawing.chart(place.axis, drawn, y, chance, columns, place, unified, above_panels)
-    more = " Above: the clients of each case by their EMD." if above_panels else ""
-    return replace(chart, caption=chart.caption + more) if more else chart
+    above_notes = ["Above: the clients of each case by their EMD."] if above_panels else []
+    return replace(chart, notes=[*chart.notes, *above_notes])
 
 
 def _refuse_misplaced(above: str | None, x: str, bars: bool, kind: str) -> None:

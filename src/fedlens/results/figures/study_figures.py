@@ -28,9 +28,6 @@ from fedlens.results.figures.study_charts import (
 from fedlens.results.figures.study_panels import Columns, no_values
 from fedlens.results.figures.study_population_figures import distributions_figure, populations_figure
 from fedlens.results.rows import Results, StudyInfo
-from fedlens.results.words import joined
-
-_SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z0-9])")
 
 
 def analysis_figure(
@@ -74,37 +71,35 @@ def analysis_figure(
     chosen = selected(runs, where, methods)
     title = described.title if described else analysis
     panels: list[Panel] = []
-    captions: dict[str, str] = {}
+    sentences: dict[str, list[str]] = {}
     for cell in chosen:
         rows = _rows(cell, analysis, matched if over == "mean" else ())
         figures = analysis_figures(analysis, rows)
         if len(figures) >= number:
             name = _name(runs, cell)
             panels += [_titled(panel, name) for panel in figures[number - 1].panels]
-            captions[name] = figures[number - 1].caption
+            sentences[name] = [figures[number - 1].caption, *figures[number - 1].notes]
     gaps = runs.gaps(chosen)
     if not panels:
         raise no_values(title, gaps)
     seeds = list(study.info.seeds)
-    first = (
-        f"Seed {seeds[0]}." if over == "first" or len(seeds) == 1 else f"The mean over {len(seeds)} seeds."
-    )
-    reading = described.reading if described else ""
-    caption = " ".join(filter(None, [*_joined(captions), first, reading]))
-    return Chart(title, caption, _same_scale(panels), gaps, columns)
+    one = over == "first" or len(seeds) == 1
+    at = f"at seed {seeds[0]}" if one else f"the mean over {len(seeds)} seeds"
+    caption = f"{title} of each method and case, {at}."
+    notes = [*_joined(sentences), *(described.reading if described else ())]
+    return Chart(title, caption, _same_scale(panels), gaps, columns, notes=notes)
 
 
-def _joined(captions: Mapping[str, str]) -> list[str]:
-    """The sentences of several captions: those that all share, and then those of each, after its name.
+def _joined(sentences: Mapping[str, Sequence[str]]) -> list[str]:
+    """The sentences on several figures: those that all share, and then those of each, after its name.
 
-    >>> _joined({"a": "Dots are models. It gains 1 %.", "b": "Dots are models. It gains 2 %."})
+    >>> _joined({"a": ["Dots are models.", "It gains 1 %."], "b": ["Dots are models.", "It gains 2 %."]})
     ['Dots are models.', 'a: It gains 1 %.', 'b: It gains 2 %.']
     """
-    sentences = {name: _SENTENCE.split(text) for name, text in captions.items()}
     every = list(sentences.values())
-    shared = [one for one in every[0] if all(one in others for others in every)] if every else []
-    own = {name: [one for one in listed if one not in shared] for name, listed in sentences.items()}
-    return [*shared, *(f"{name}: {' '.join(listed)}" for name, listed in own.items() if listed)]
+    shared = [one for one in every[0] if all(one in others for others in every)]
+    own = [f"{name}: {one}" for name, listed in sentences.items() for one in listed if one not in shared]
+    return [*shared, *own]
 
 
 def _rows(cell: Cell, analysis: str, matched: Sequence[str]) -> Sequence[Mapping[str, Any]]:
@@ -204,7 +199,7 @@ def study_figure(results: Results, spec: Mapping[str, Any], where: str = "figure
         place = re.sub(r"^figures\b(?!\[)", lambda _: where, error.where or where)
         raise ConfigError(error.what, where=place, hint=error.hint) from None
     title, caveats = common.get("title") or figure.title, results.info.caveats
-    return replace(figure, title=title, caption=joined(*caveats, figure.caption), caveats=caveats)
+    return replace(figure, title=title, caveats=caveats)
 
 
 def draw(results: Results, spec: Mapping[str, Any], path: Path) -> Path:

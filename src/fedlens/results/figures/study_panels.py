@@ -10,13 +10,13 @@ from pydantic import Field
 
 from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.format import capitalized, many
+from fedlens.base.summary_text import conjoined
 from fedlens.results.cells import METHOD, Cell, reference_of
 from fedlens.results.figures.chart import DASHES, GREY, TEN, Axis, Chart, Panel, Series, level
 from fedlens.results.figures.named_cells import CENTRALIZED, NamedCells, Names, bare, names_of
 from fedlens.results.figures.study_axes import BANDS, Limits, XScale, chance_level, metric_title, y_axis
 from fedlens.results.stated import StatedValue, stated_label, stated_values
 from fedlens.results.statistics import Band, ratios
-from fedlens.results.words import joined
 
 Columns: TypeAlias = Annotated[int, Field(ge=1, le=8)]  # panels beside each other
 
@@ -152,32 +152,48 @@ class StudyPanels:
             Panel(panel.title, f"{self.title} {panel.title}", axis, up, series_of, unified=unified)
             for panel, series_of in zip(self.panels, drawn, strict=True)
         ]
-        return Chart(self.title, self.caption(guess), [*above, *built], self.gaps, columns)
+        return self.captioned([*above, *built], columns, guess)
 
-    def caption(self, chance: float | None = None) -> str:
-        """Sentences on the lines, bands and markers of a figure."""
+    def captioned(self, panels: Sequence[Panel], columns: int | None, chance: float | None = None) -> Chart:
+        """The panels with a caption, and with notes on the lines, bands and markers that they have."""
         numbers = sorted({len(cell.done) for cell in self.chosen if cell.done})
         seeds = many(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
         last, source = self.shown.results.info.last, self.shown.results.info.document.get("source")
         what = f" (mean of the last {last} evaluations)" if last > 1 and "against" in self.title else ""
         single = numbers[-1] == 1
-        grey = any(line.color == GREY for panel in self.panels for line in panel.lines)
-        return joined(
-            f"{self.title}{what}{'' if single else f': mean over {seeds}'}.",
+        drawn = [series for panel in panels for series in panel.series]
+        spreads = {
+            "bands": any(series.kind == "band" for series in drawn),
+            "error bars": any(end is not None for series in drawn for end in series.low),
+        }
+        marks = {
+            "open markers": any(series.kind == "open" for series in drawn),
+            "dash-dotted lines": any((series.kind, series.dash) == ("level", "dashdot") for series in drawn),
+        }
+        ranges, stated = (
+            conjoined([name for name, is_there in each.items() if is_there]) for each in (spreads, marks)
+        )
+        notes = (
             "One seed, so no interval." if single else "",
-            f"Bands are {BANDS[self.band]}." if not single and self.band != "none" else "",
+            f"{capitalized(ranges)} are {BANDS[self.band]}." if ranges else "",
             "Runs of tuning, measured on validation data." if self.shown.role == "tune" else "",
             "Values are divided by those of centralized training (hsu2020, section 6)."
             if self.relative
             else "",
-            "Dashed: centralized training." if grey else "",
+            "Dashed: centralized training."
+            if any((each.color, each.dash, each.kind) == (GREY, "dash", "line") for each in drawn)
+            else "",
             "" if chance is None else f"Dotted: guessing ({100 * chance:.3g} %).",
-            f"Open markers and dash-dotted lines: numbers that the document states{f' ({source})' if source else ''}; "
-            "a triangle is a bound, and points to where the value lies."
-            if self.stated
+            f"{capitalized(stated)}: numbers that the document states{f' ({source})' if source else ''}."
+            if stated
+            else "",
+            "A triangle is a bound, and points to where the value lies."
+            if any(series.symbol != "circle" for series in drawn)
             else "",
             self.left_out,
         )
+        caption = f"{self.title}{what}{'' if single else f': mean over {seeds}'}."
+        return Chart(self.title, caption, panels, self.gaps, columns, notes=[*filter(None, notes)])
 
 
 def arrange(

@@ -46,9 +46,9 @@ COUNTS = {
 Populations: TypeAlias = list[tuple[str, CasePopulation]]  # each with its case in words
 _GROUPS = 300  # of classes with a colour of their own
 _CAPTIONS = {
-    "bars": "Share of each class in the examples of each client.",
-    "matrix": "Number of examples of each class at each client.",
-    "classes": "Number of examples of each class, by the client that holds them.",
+    "bars": "Share of each class in the examples of each client",
+    "matrix": "Number of examples of each class at each client",
+    "classes": "Number of examples of each class, by the client that holds them",
 }
 
 
@@ -73,8 +73,8 @@ def populations_figure(
     Raises `ConfigError` if no case has these data, and `DataError` if the populations were not made yet.
     """
     shown = shown_populations(study, dataset, where)
-    sampled = f" {clients} clients of each case are shown." if clients else ""
-    caption = f"{_CAPTIONS[style]}{sampled} Seed {shown[0][1].seed}."
+    sampled = [f"{clients} clients of each case are shown."] if clients else []
+    caption = f"{_CAPTIONS[style]}, at seed {shown[0][1].seed}."
     columns = columns or (1 if style == "classes" else len(shown) if len(shown) <= 5 else 4)
     make = {"bars": _bars, "matrix": _squares, "classes": _clients_of_classes}[style]
     panels = []
@@ -83,7 +83,7 @@ def populations_figure(
         sample = sample_partition(each.partition, each.census, at_most, _GROUPS)
         panel = make(sample, _largest(each, shown))
         panels.append(replace(panel, title=short(title, 44 if columns > 2 else 80), note=""))
-    return Chart("Classes of the clients", caption, panels, columns=columns)
+    return Chart("Classes of the clients", caption, panels, columns=columns, notes=sampled)
 
 
 def distributions_figure(
@@ -105,7 +105,7 @@ def distributions_figure(
     Raises `ConfigError` if no case has these data, and `DataError` if the populations were not made yet.
     """
     shown = shown_populations(study, dataset, where)
-    caption = f"Counts from the largest down, one line a case. Seed {shown[0][1].seed}."
+    caption = f"Counts from the largest down, one line a case, at seed {shown[0][1].seed}."
     panels = [_ranks(shown, name, log) for name in counts or ("classes", "examples")]
     return Chart("Counts by rank", caption, panels)
 
