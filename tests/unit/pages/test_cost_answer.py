@@ -83,7 +83,7 @@ def test_what_the_runs_note_on_their_data_is_on_the_page_and_in_the_terminal(
     answer = cost_answer(tmp_path, study(tmp_path, seeds=1, **said))
     assert answer["data_notes"] == notes
     words = page_of(tmp_path, answer).words.replace("' mercy '", "'mercy'")
-    assert f"Notes on the data and the run {' '.join(notes[:5])} 1 more note {notes[5]}" in words
+    assert f"The data and the run {' '.join(notes[:5])} 1 more note {notes[5]}" in words
     show(CostResult(tmp_path, answer), quiet=False)
     printed = capsys.readouterr().out
     assert "Notes on the data and the runs:\n  the client 'mercy'" in printed
@@ -332,7 +332,7 @@ def test_the_page_has_three_curves_on_one_axis_with_bands_and_every_client(tmp_p
 def test_many_clients_fill_no_endless_table(tmp_path: Path) -> None:
     clients = {role: {f"c{k}": (0.5, 0.6, 0.7) for k in range(CLIENTS_SHOWN + 5)} for role in AT_CLIENTS}
     page = page_of(tmp_path, cost_answer(tmp_path, study(tmp_path, clients=clients)))
-    assert "And 5 clients more in cost.json." in page.words
+    assert "5 more clients in cost.json." in page.words
 
 
 def small(*, federated: float, other: float) -> dict[str, Any]:

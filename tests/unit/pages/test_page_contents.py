@@ -67,14 +67,14 @@ def test_the_notes_on_the_data_are_on_the_page_and_the_clients_in_them_are_count
     replace(make_partition(class_counts(4), ids=ids), census=None).save(run / "partition.npz")
     html = write_report(run).read_text(encoding="utf-8")
     words = "".join(read_page(html).words.split())  # the elements of the names are no words
-    told = f"Notes on the data and the run {' '.join(notes[:5])} 2 more notes {' '.join(notes[5:])}"
+    told = f"Notes The data and the run {' '.join(notes[:5])} 2 more notes {' '.join(notes[5:])}"
     assert "".join(told.split()) in words
     assert "The notes on the data, with the names of classes, clients and files in them." in listed(html)
     card = "".join(notes_card(notes, ids).first)
     assert page_contents(card, ids) == [
         "The names of 3 clients of 4, such as St. Anna, St Anna, Bonn & Köln."
     ]
-    assert "Notes on the data" not in page(tmp_path / "none")
+    assert "The data and the run" not in page(tmp_path / "none")
 
 
 def test_numbers_are_no_names_of_clients() -> None:

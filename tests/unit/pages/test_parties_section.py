@@ -47,8 +47,8 @@ def section(folder: Path, *given: Any) -> dict[str, Any]:
 
 def test_the_windows_are_drawn_over_a_test_image_with_the_rows_of_each_party(tmp_path: Path) -> None:
     shown = section(tmp_path, windows())
-    assert "All 4 parties hold 80 training images" in shown["lead"]
-    assert "party 2 has the labels" in shown["lead"]
+    assert "All 4 parties hold 80 training images" in " ".join(shown["lead"])
+    assert "party 2 has the labels" in " ".join(shown["lead"])
     assert shown["rows"][1:3] == [
         ("1", "6 x 4", "1 channel", 85, 5, ""),
         ("2", "6 x 4", "1 channel", 85, 5, "labels"),
@@ -63,7 +63,7 @@ def test_the_windows_are_drawn_over_a_test_image_with_the_rows_of_each_party(tmp
     ]
     assert [window["role"] for window in drawing["windows"]] == ["", "", "labels", ""]
     assert drawing["picture"].startswith("data:image/png;base64,")
-    assert "This page contains 1 test image." in shown["lead"]
+    assert "This page contains 1 test image;" in " ".join(shown["lead"])
 
 
 def test_parties_with_images_of_their_own_have_a_drawing_each(tmp_path: Path) -> None:
@@ -84,9 +84,8 @@ def test_a_run_of_some_of_the_parties_says_on_what_they_trained(tmp_path: Path) 
     run.config["algorithm"] = {"name": "vertical", "parties": [0]}
     shown = parties_section(run)
     assert shown is not None
-    assert (
-        "hold 2 training images, and training uses the 3 of those that take part (x<ray); party"
-        in shown["lead"]
+    assert "hold 2 training images, and training uses the 3 of those that take part (x<ray)." in " ".join(
+        shown["lead"]
     )
     assert shown["who"] == "1 of 2 parties"
 
@@ -97,7 +96,7 @@ def test_pictures_are_left_out_where_the_settings_say_so(
 ) -> None:
     shown = section(tmp_path, own(), images, dataset)
     assert [d["picture"] for d in shown["drawings"]] == ["", ""]
-    assert "test image" not in shown["lead"]
+    assert "test image" not in " ".join(shown["lead"])
 
 
 def test_the_page_shows_the_parties_and_escapes_their_names(tmp_path: Path) -> None:

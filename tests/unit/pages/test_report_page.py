@@ -202,7 +202,7 @@ def test_a_damaged_side_file_costs_its_picture_and_no_more(tmp_path: Path, name:
 def test_failures_by_client_and_reason_the_most_frequent_first(tmp_path: Path) -> None:
     failures = {"3": {"late": 1}, "17": {"update is not finite": 4, "late": 2}}
     words = page_of(make_run(tmp_path, summary={"failures": failures})).words
-    assert "7 replies were lost or rejected, from 2 clients." in words
+    assert "7 replies were lost or rejected, from 2 clients;" in words
     assert "17 update is not finite 4 17 late 2 3 late 1" in words
 
 

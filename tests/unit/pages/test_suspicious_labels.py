@@ -71,7 +71,9 @@ def test_at_most_ten_clients_are_listed() -> None:
     assert len(suspicious_labels([many])) == 12
     card = label_card(suspicious_labels([many]))
     assert len(card["clients"]) == CLIENTS
-    assert "labels_to_check.csv beside this page lists 12 such images of 12 clients." in card["lead"]
+    assert "labels_to_check.csv beside this page lists 12 such images of 12 clients." in " ".join(
+        card["lead"]
+    )
 
 
 def test_a_page_shows_twelve_images_of_a_client_and_the_file_all_of_them(tmp_path: Path) -> None:
@@ -94,16 +96,16 @@ def test_a_page_shows_twelve_images_of_a_client_and_the_file_all_of_them(tmp_pat
 
 
 def test_the_card_says_what_it_is_and_has_no_image_unasked() -> None:
-    assert "the models contradict" in label_card(suspicious_labels([ONE, ONE]))["lead"]
+    assert "the models contradict" in label_card(suspicious_labels([ONE, ONE]))["lead"][0]
     card = label_card(suspicious_labels([ONE]))
-    assert "the model contradicts" in card["lead"]
-    assert "The model did not train on these images" in card["lead"]
-    assert "many of these labels may be right" in card["lead"]
-    assert card["note"] == ""
+    assert "the model contradicts" in " ".join(card["lead"])
+    assert "The model did not train on these images" in " ".join(card["lead"])
+    assert "many of these labels may be right" in " ".join(card["lead"])
+    assert "This page contains" not in " ".join(card["lead"])
     pictured = replace(ONE, pictured=np.array([1]), images=np.zeros((1, 1, 8, 8), np.uint8))
     assert (
         "This page contains these images of the clients"
-        in label_card(suspicious_labels([pictured], pictures=True))["note"]
+        in label_card(suspicious_labels([pictured], pictures=True))["lead"][-1]
     )
     assert not any(each.pictured for each in suspicious_labels([pictured]))
     assert label_card([])["clients"] == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedlens.results.figures.chart import Chart
 from fedlens.results.rows import Results, Row, StudyInfo
+from fedlens.results.study_table import StudyTable
 
 Scores = Mapping[
     str, Sequence[Any]
@@ -46,6 +48,11 @@ def results_of(
         "baseline": first, "methods": methods, "dimensions": dimensions, "cases": cases, "entries": entries,
     }  # fmt: skip
     return Results(StudyInfo(**{**known, **info}), lines)
+
+
+def words_of(shown: StudyTable | Chart) -> str:
+    """The caption and the notes of a table or a figure."""
+    return " ".join([shown.caption, *shown.notes])
 
 
 def _line(digest: str, value: Any, metric: str, x: Any, facts: Mapping[str, float]) -> Row:

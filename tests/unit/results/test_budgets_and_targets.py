@@ -12,7 +12,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.results.rows import Results
 from fedlens.results.study_table import StudyTable
 from fedlens.results.tables import study_table
-from tests.unit.results.study_fake import results_of
+from tests.unit.results.study_fake import results_of, words_of
 
 # In the fake results a round takes 10 batches, 1 MB for all clients and 0.1 MB for one.
 CURVES = {
@@ -41,7 +41,7 @@ def test_a_budget_has_the_mean_over_seeds_of_the_last_evaluation_within_it() -> 
         ["fedavg", "30.0", "55.0", "30.0", "40.0"],
         ["fedavgm", "50.0", "80.0", "50.0", "60.0"],
     ]
-    assert "Batches: those of the busiest client" in table.caption
+    assert "Batches: those of the busiest client" in words_of(table)
 
 
 def test_a_budget_has_the_interval_over_seeds() -> None:
@@ -52,13 +52,13 @@ def test_a_budget_has_the_interval_over_seeds() -> None:
 def test_a_budget_beyond_the_end_of_the_runs_has_no_value() -> None:
     table = budgets(rounds=[4, 5])
     assert [row[2] for row in texts(table)] == ["–", "–"]
-    assert "–: the runs end before." in table.caption
+    assert "–: the runs end before." in words_of(table)
 
 
 def test_a_cell_with_a_failed_run_has_no_values_at_budgets() -> None:
     table = budgets({**CURVES, "fedadam": [[0.1, 0.2, 0.3, 0.4], "out of memory"]}, rounds=[1])
     assert texts(table)[2] == ["fedadam", "failed (1 of 2)"]
-    assert table.notes == ["fedadam: 1 of 2 runs failed: out of memory (seed 1)."]
+    assert table.notes[-1:] == ["fedadam: 1 of 2 runs failed: out of memory (seed 1)."]
 
 
 def test_the_papers_values_stand_beside_the_measured_ones_with_their_budgets() -> None:
@@ -76,7 +76,7 @@ def test_the_papers_values_stand_beside_the_measured_ones_with_their_budgets() -
     assert texts(table) == [
         ["fedavg", "30.0", "47.0 (FedAvg, K = 100)", "–", "above 75.0"], ["fedavgm", "50.0", "–", "–", "–"],
     ]  # fmt: skip
-    assert table.notes == ['"Paper": hsu2020, table 2.']
+    assert table.notes[-1:] == ['"Paper": hsu2020, table 2.']
     assert len(budgets(rounds=[2], info=info, document=False).head) == 2
 
 
@@ -87,7 +87,7 @@ def test_a_target_has_the_mean_number_of_rounds_and_multipliers_of_the_row() -> 
         ["fedavg", "2.5 (1.0×)", "4 (1.6×)", "2.5 MB (1.0×)", "4.0 MB (1.6×)"],
         ["fedavgm", "2 (1.0×)", "2 (1.0×)", "2.0 MB (1.0×)", "2.0 MB (1.0×)"],
     ]
-    assert "times as much as for the first target of the row" in table.caption
+    assert "times as much as for the first target of the row" in words_of(table)
 
 
 def test_multipliers_can_be_those_to_the_baseline_or_to_the_first_case() -> None:
@@ -111,7 +111,7 @@ def test_the_target_of_a_loss_is_reached_from_above() -> None:
     losses = {"fedavg": [[3.0, 2.0, 1.0]]}
     table = targets(losses, {"metric": "test_loss", "targets": [2.0]}, measures=["rounds"])
     assert texts(table)[0][1] == "2 (1.0×)"
-    assert "at most the target" in table.caption
+    assert "at most the target" in words_of(table)
     assert table.head[1] == "Rounds to 2"
 
 

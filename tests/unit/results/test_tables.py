@@ -12,7 +12,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.results.rows import Results, Row
 from fedlens.results.study_table import StudyTable
 from fedlens.results.tables import TABLES, check_tables, default_tables, study_table, study_tables
-from tests.unit.results.study_fake import results_of
+from tests.unit.results.study_fake import results_of, words_of
 
 AVG, BETTER = [0.70, 0.72, 0.71, 0.74, 0.69], [0.75, 0.78, 0.76, 0.77, 0.75]
 NOISE = [0.71, 0.70, 0.73, 0.72, 0.70]
@@ -38,21 +38,21 @@ def test_a_summary_has_the_mean_and_half_the_t_interval() -> None:
     assert texts(table) == [["fedavg", "73.0 ± 9.0"]]
     low, high = stats.t.interval(0.95, 2, 0.73, stats.sem([0.7, 0.72, 0.77]))
     assert f"{50 * (high - low):.1f}" == "9.0"
-    assert "half the 95 % t interval of the mean over 3 seeds (0 to 2)" in table.caption
+    assert "half the 95 % t interval of the mean over 3 seeds (0 to 2)" in words_of(table)
 
 
 def test_a_summary_with_deviations_says_so() -> None:
     table = make({"fedavg": [0.7, 0.72, 0.77]}, "summary", {"spread": "deviation", "digits": 2})
     assert texts(table) == [["fedavg", "73.00 ± 3.61"]]
-    assert "mean ± standard deviation over" in table.caption
+    assert "mean ± standard deviation over" in words_of(table)
     assert texts(make({"fedavg": [0.7, 0.72]}, "summary", {"spread": "none"})) == [["fedavg", "71.0"]]
 
 
 def test_one_seed_has_a_value_alone() -> None:
     table = make({"fedavg": [0.7], "fedavgm": [0.8]}, "summary")
     assert texts(table) == [["fedavg", "70.0"], ["fedavgm", "80.0"]]
-    assert "of one seed (0)" in table.caption
-    assert "A single seed shows no spread." in table.caption
+    assert "of one seed (0)" in words_of(table)
+    assert "A single seed shows no spread." in words_of(table)
 
 
 def test_methods_or_cases_are_the_rows() -> None:
@@ -77,7 +77,7 @@ def test_differences_are_paired_and_corrected_over_the_whole_table() -> None:
     adjusted = [max((4 - k) * order[k] for k in range(order.index(each) + 1)) for each in p]
     assert [float(row[-1]) for row in texts(table)] == pytest.approx([min(1, a) for a in adjusted], abs=5e-4)
     assert [row[-2] for row in texts(table)] == ["< 0.001", *(f"{each:.3f}" for each in p[1:])]
-    assert "over the 4 comparisons of this table" in table.caption
+    assert "over the 4 comparisons of this table" in words_of(table)
     assert texts(table)[0][:5] == ["0.1", "fedavgm", "+5.00", "[+3.48, +6.52]", "5"]
     assert bold(table) == ["+5.00", texts(table)[0][-1]]
 
@@ -90,7 +90,7 @@ def test_the_same_p_is_bold_in_a_table_of_one_comparison_and_not_in_one_of_ten()
     others = {f"m{k}": NOISE for k in range(1, 10)}
     table = make({"fedavg": AVG, "m0": slight, **others}, "differences")
     assert bold(table) == []
-    assert "10 comparisons" in table.caption
+    assert "10 comparisons" in words_of(table)
 
 
 def test_a_summary_is_bold_where_better_and_italic_where_worse() -> None:
@@ -99,7 +99,7 @@ def test_a_summary_is_bold_where_better_and_italic_where_worse() -> None:
     cells = {row[0].text: row[1] for row in table.rows}
     assert [cells[name].bold for name in cells] == [False, True, False, False]
     assert [cells[name].italic for name in cells] == [False, False, True, False]
-    assert "Bold: better than fedavg in the same case, italic: worse" in table.caption
+    assert "Bold: better than fedavg in the same case, italic: worse" in words_of(table)
 
 
 def test_of_a_loss_the_smaller_is_the_better() -> None:
@@ -112,15 +112,15 @@ def test_fewer_than_five_seeds_have_no_bold_and_the_caption_says_so() -> None:
     table = make({"fedavg": [0.1, 0.11, 0.12, 0.1], "far": [0.9, 0.93, 0.91, 0.92]}, "differences")
     assert float(texts(table)[0][-2].strip("< ")) <= 0.001
     assert bold(table) == []
-    assert "at least 5 seeds, so nothing is bold here" in table.caption
+    assert "at least 5 seeds, so nothing is bold here" in words_of(table)
 
 
 def test_tuning_on_one_seed_is_said_and_takes_the_bold_away() -> None:
     for kind in ("summary", "differences"):
         table = make(SCORES, kind, tuning={**TUNING, "seeds": [100]})
         assert bold(table) == []
-        assert "of these settings, which were chosen on 10 % of the training data" in table.caption
-        assert "Bold:" not in table.caption
+        assert "of these settings, which were chosen on 10 % of the training data" in words_of(table)
+        assert "Bold:" not in words_of(table)
 
 
 def test_the_papers_label_stands_beside_its_number_alone() -> None:
@@ -141,44 +141,44 @@ def test_the_papers_label_stands_beside_its_number_alone() -> None:
 def test_a_summary_without_comparison_has_no_bold_and_no_test() -> None:
     table = make(SCORES, "summary", {"compare": False})
     assert bold(table) == []
-    assert "Bold" not in table.caption
-    assert "fedavg " not in table.caption
+    assert "Bold" not in words_of(table)
+    assert "fedavg " not in words_of(table)
     assert bold(make(SCORES, "summary")) != []
 
 
 def test_seeds_that_chose_and_give_results_too_are_named() -> None:
     tuning = {**TUNING, "seeds": [0], "seeds_by_method": {"fedavg": [0]}, "own_seeds": False, "refit": False}
     one = make(SCORES, "differences", tuning=tuning)
-    assert "on one seed (0), 12 runs" in one.caption
-    assert "The results use seed 0, too." in one.caption
+    assert "on one seed (0), 12 runs" in words_of(one)
+    assert "The results use seed 0, too." in words_of(one)
     assert bold(one) == []
     some = make(SCORES, "differences", tuning={**tuning, "seeds": [0, 1, 9], "seeds_by_method": {}})
-    assert "The results use seeds 0, 1, too." in some.caption
+    assert "The results use seeds 0, 1, too." in words_of(some)
 
 
 def test_methods_with_a_single_point_are_not_counted_as_tuned() -> None:
     tuning = {**TUNING, "seeds_by_method": {name: [5] for name in SCORES}, "untuned": ["fedavg"]}
-    assert "fedavg has a single point and no tuning." in make(SCORES, "summary", tuning=tuning).caption
-    assert "of tuning for every other method in each case" in make(SCORES, "summary", tuning=tuning).caption
+    assert "fedavg has a single point and no tuning." in words_of(make(SCORES, "summary", tuning=tuning))
+    assert "of tuning for every other method in each case" in words_of(make(SCORES, "summary", tuning=tuning))
     none = make(SCORES, "differences", tuning={**tuning, "untuned": list(SCORES)})
-    assert "Every method has a single point, so no settings were chosen." in none.caption
-    assert "of tuning for" not in none.caption
+    assert "Every method has a single point, so no settings were chosen." in words_of(none)
+    assert "of tuning for" not in words_of(none)
     assert bold(none) != []
 
 
 def test_tuning_on_several_seeds_is_said() -> None:
-    own = make(SCORES, "differences", tuning=TUNING).caption
+    own = words_of(make(SCORES, "differences", tuning=TUNING))
     assert (
         "by the mean over 2 seeds (100, 101) that the results do not use, 12 runs of tuning for every" in own
     )
     assert "So few seeds leave some luck" in own
     same = {**TUNING, "seeds": [0, 1, 2, 3, 4], "own_seeds": False}
     table = make(SCORES, "differences", tuning=same)
-    assert "by the mean over 5 seeds (0 to 4), 12 runs" in table.caption
-    assert "So few seeds" not in table.caption
+    assert "by the mean over 5 seeds (0 to 4), 12 runs" in words_of(table)
+    assert "So few seeds" not in words_of(table)
     unequal = {**same, "seeds_by_method": {"fedavg": [0, 1, 2, 3, 4], "fedavgm": [0]}}
     one = make(SCORES, "differences", tuning=unequal)
-    assert "on one seed for some methods" in one.caption
+    assert "on one seed for some methods" in words_of(one)
     assert bold(one) == []
     assert bold(table) != []
 
@@ -189,16 +189,16 @@ def test_a_cell_with_failed_runs_has_no_mean_and_no_test_and_a_note_says_why() -
         table = make(scores, kind)
         row = next(row for row in texts(table) if row[0] == "fedadam")
         assert row[1] == "failed (2 of 5)"
-        assert "No test: fedadam (2 of 5 runs failed)." in table.caption
-        assert "the 2 comparisons" in table.caption
-        assert table.notes == [
+        assert "No test: fedadam (2 of 5 runs failed)." in words_of(table)
+        assert "the 2 comparisons" in words_of(table)
+        assert table.notes[-1:] == [
             "fedadam: 2 of 5 runs failed: the loss is not finite (seed 1); out of memory (seed 4)."
         ]
 
 
 def test_a_failed_baseline_leaves_nothing_to_compare() -> None:
     table = make({**SCORES, "fedavg": [0.7, 0.7, "broken", 0.7, 0.7]}, "differences")
-    assert "fedavgm (1 of 5 runs of the baseline failed)" in table.caption
+    assert "fedavgm (1 of 5 runs of the baseline failed)" in words_of(table)
     assert bold(table) == []
 
 
@@ -210,14 +210,14 @@ def test_a_run_whose_loss_ended_without_a_value_has_diverged() -> None:
     results = Results(results.info, {**results.lines, digest: replace(line, curve=curve)})
     table = study_table(results, {"kind": "summary"})
     assert texts(table)[0][1] == "failed (1 of 2)"
-    assert "test_loss is not finite in round 2 (seed 0)" in table.notes[0]
+    assert "test_loss is not finite in round 2 (seed 0)" in table.notes[-1]
 
 
 def test_a_metric_that_no_run_has_is_no_failure_and_the_nearest_one_is_named() -> None:
     table = make(SCORES, "summary", {"metric": "test_acuracy"})
     assert texts(table)[0][1] == "no value (5 of 5)"
     why = "test_acuracy was not measured, did you mean 'test_accuracy' (seeds 0, 1, 2, 3, 4)."
-    assert table.notes[0] == f"fedavg: 5 of 5 runs have no value: {why}"
+    assert f"fedavg: 5 of 5 runs have no value: {why}" in table.notes
 
 
 def test_a_paused_run_is_not_finished_and_has_not_failed() -> None:
@@ -231,7 +231,7 @@ def test_a_paused_run_is_not_finished_and_has_not_failed() -> None:
 def test_a_study_that_still_runs_says_how_far_it_is() -> None:
     table = make({**SCORES, "fedprox": [0.7, None, 0.7, None, None]}, "differences")
     assert texts(table)[1][1] == "unfinished (2 of 5)"
-    assert "fedprox (3 of 5 runs are not finished)" in table.caption
+    assert "fedprox (3 of 5 runs are not finished)" in words_of(table)
 
 
 def tuned(values: dict[str, list[float]], chosen: dict[str, float]) -> Results:
@@ -260,7 +260,7 @@ def test_every_chosen_value_at_the_edge_has_a_star() -> None:
     edge = study_table(tuned({"local.lr": [0.01, 0.1, 1.0]}, {"local.lr": 1.0}), {"kind": "choices"})
     assert edge.head == ["Method", "local.lr", "Effective rate", "Validation accuracy (%)", "Runs of tuning"]
     assert texts(edge)[0] == ["fedadam", "1*", "–", "50.0", "6"]
-    assert "* The value lies at the edge" in edge.caption
+    assert "* The value lies at the edge" in words_of(edge)
     inner = study_table(tuned({"local.lr": [0.01, 0.1, 1.0]}, {"local.lr": 0.1}), {"kind": "choices"})
     assert texts(inner)[0][1] == "0.1"
     two = study_table(tuned({"local.lr": [0.7, 0.9]}, {"local.lr": 0.7}), {"kind": "choices"})
@@ -287,7 +287,7 @@ def test_results_of_settings_at_the_edge_have_a_star_in_the_other_tables() -> No
     table = study_table(results, {"kind": "summary"})
     assert texts(table)[0][1].endswith("*")
     assert not texts(table)[1][1].endswith("*")
-    assert "* A chosen setting lies at the edge" in table.caption
+    assert "* A chosen setting lies at the edge" in words_of(table)
 
 
 def test_default_tables_follow_from_the_study() -> None:
@@ -310,7 +310,7 @@ def test_methods_and_cases_can_be_left_out() -> None:
         scores, "differences", {"methods": ["fedavg", "fedprox"], "where": {"data.partition.alpha": 1.0}}
     )
     assert [row[:2] for row in texts(table)] == [["1", "fedprox"]]
-    assert "one comparison, so no correction" in table.caption
+    assert "one comparison, so no correction" in words_of(table)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_a_stand_in_has_the_papers_number_beside_it_and_says_what_it_stands_for(
     assert ["method", "CIFAR-100, ResNet-20", "digits, perceptron"] in info.smaller
     assert ["1 method", "CIFAR-100, centralized", "not run"] in info.smaller
     words = "Stand-ins: digits for CIFAR-100"
-    for text in (table.to_html(), table.to_markdown(), table.to_latex(), table.to_csv()):
+    for text in (table.to_markdown(), table.to_latex(), table.to_csv()):
         assert words in text
     assert len(table.to_latex().partition(r"\label")[0]) < 600
     whole = StudyPlan.load(tmp_path / "s.toml").info({})
@@ -394,10 +394,11 @@ def test_every_writer_says_that_two_rounds_learn_nothing(tmp_path: Path) -> None
     page = write_study_page(tmp_path).read_text("utf-8")
     [table] = study_tables(results)
     [curves] = study_figures(results)
-    written = [table.to_html(), table.to_markdown(), table.to_latex(), table.to_csv()]
+    written = [table.to_markdown(), table.to_latex(), table.to_csv()]
     assert curves.figure
-    for text in (*written, cells_table(results).to_latex(), curves.figure.caption, page):
+    for text in (*written, cells_table(results).to_latex(), *curves.figure.caveats, page):
         assert info.caveats[0] in text
+    assert curves.figure.caveats
 
 
 def test_a_wrong_record_is_refused(tmp_path: Path) -> None:
@@ -580,5 +581,5 @@ def test_a_label_says_how_many_clients_a_round_has() -> None:
 
 def test_a_study_with_one_point_a_method_says_that_nothing_was_chosen() -> None:
     info = StudyPlan.load(reproduction("hsu2020/fig4a"), "smoke").info({})
-    assert tuning_words(info) == "Every method has a single point, so no settings were chosen."
+    assert tuning_words(info) == ["Every method has a single point, so no settings were chosen."]
     assert not any(entry.role == "tune" for entry in info.entries)

@@ -89,14 +89,14 @@ def test_the_figure_has_a_panel_a_cell_on_one_scale_and_the_mean_of_the_seeds(tm
     figure = study_figure(results, {"kind": "analysis", "analysis": "dynamics", "over": "mean"})
     assert [panel.title for panel in figure.panels] == ["lr 0.05", "lr 0.3"]
     assert len({panel.y.limits for panel in figure.panels}) == 1
-    assert "The mean over 2 seeds." in figure.caption
+    assert "the mean over 2 seeds." in figure.caption
     case = {"local.lr": 0.05}
     after = [line.analyses["dynamics"][0]["after"] for line in runs_of(results, "fedavg", case).values()]
     shown = next(series for series in figure.panels[0].series if series.name == "global model")
     assert shown.y[1] == pytest.approx(sum(after) / 2)
     one = study_figure(results, {"kind": "analysis", "analysis": "dynamics", "where": {"lr": 0.3}})
     assert len(one.panels) == 1
-    assert "Seed 0." in one.caption
+    assert "at seed 0." in one.caption
 
 
 def test_every_analysis_has_its_figures_of_one_seed_and_of_the_mean(tmp_path: Path) -> None:

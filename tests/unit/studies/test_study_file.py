@@ -216,4 +216,4 @@ def test_captions_name_the_share_that_tuning_runs_hold_out(tmp_path: Path) -> No
     base = f'{{ rounds = 2, data = {data}, model = "linear" }}'
     for first, share in ((BASE, 0.3), (f"base = {base}\n", 0.04)):
         info = StudyPlan.load(written(tmp_path, first + text)).info({})
-        assert f"on {100 * share:g} % of the training data" in tuning_words(info)
+        assert f"on {100 * share:g} % of the training data" in tuning_words(info)[0]

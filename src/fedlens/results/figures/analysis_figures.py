@@ -377,7 +377,7 @@ _SHOWN: dict[str, Shown] = {
             "The slanted line leads to the mean of the local models after local training: if it falls, local training "
             "forgets what other clients know (drift).",
             "The vertical line leads to the average of the local models: how much aggregation wins back.",
-            "The two gains add up to the change of the global model (chen2022, equation 4).",
+            "The two gains add up to the change of the global model (chen2022, Eq. 4).",
         ),
         dynamics_figures,
     ),
@@ -386,7 +386,7 @@ _SHOWN: dict[str, Shown] = {
         (
             "The run's average weighs clients as its aggregate does.",
             "The dashed line shows the best weights for the same local models, chosen on the evaluated data.",
-            "A small gap means that aggregation is robust to its weights; chen2022 (equation 5) finds smaller gaps "
+            "A small gap means that aggregation is robust to its weights; chen2022 (Eq. 5) finds smaller gaps "
             "after pre-training.",
         ),
         optimal_figures,
