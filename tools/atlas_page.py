@@ -26,7 +26,7 @@ from fedlens.pages.render import PageNotes
 from fedlens.results.claims import claims_table
 from fedlens.results.figures.study_figures import study_figures
 from fedlens.results.rows import Results, write_data, write_info
-from fedlens.results.study_table import StudyTable, TableCell
+from fedlens.results.study_table import StudyTable, TableCell, markdown
 from fedlens.results.tables import study_tables
 from fedlens.studies.reproduce import RECORD, ListedStudy, StudyRecord, listed_studies, records
 from fedlens.studies.reproductions import FOLDER, reproduction
@@ -68,7 +68,8 @@ def page() -> str:
         parts += [part for study in own for record in study.records for part in _shown(study, record, notes)]
         parts += [part for study in own for part in unfinished(study)]
         parts += _without([study for study in own if not study.records])
-    return "".join([*parts, f"\n## Notes\n\n{notes.to_markdown()}"])
+    listed = (f"- {markdown(note)} *{name}*\n" for name, told in notes.by_title().items() for note in told)
+    return "".join([*parts, "\n## Notes\n\n", *listed])
 
 
 def _shown(study: ListedStudy, record: StudyRecord, notes: PageNotes) -> Iterator[str]:

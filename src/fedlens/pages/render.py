@@ -69,15 +69,6 @@ class PageNotes:
             groups.setdefault("" if "" in titles else " · ".join(titles), []).append(sentence)
         return {title: notes for title, notes in groups.items() if notes}
 
-    def to_markdown(self) -> str:
-        """A list of the notes, each with the titles of what it is about."""
-        lines = [
-            f"- {markdown(note)}{f' *{markdown(title)}*' if title else ''}\n"
-            for title, notes in self.by_title().items()
-            for note in notes
-        ]
-        return "".join(lines)
-
 
 def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
     """Renders a template into a file, and returns the file's path.
