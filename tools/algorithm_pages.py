@@ -33,13 +33,6 @@ EVIDENCE = DOCS / "evidence"
 EQUATIONS = tomllib.loads((PAGES / "equations.toml").read_text(encoding="utf-8"))
 MENU = ROOT / "mkdocs.yml"
 COMMAND = "python -m tools.algorithm_pages"
-QUESTIONS = {
-    "select": "who takes part?",
-    "client": "how is the local objective modified?",
-    "aggregate": "how are the updates combined?",
-    "server": "how does the result move the model?",
-}
-
 BOUNDS = {
     "exclusiveMinimum": "above",
     "minimum": "at least",
@@ -299,8 +292,8 @@ def _evidence() -> Mapping[str, Any]:
 
 
 def index(text: str) -> str:
-    """The index page with its tables written anew."""
-    made = {"algorithms": list(_algorithms()), "parts": list(_parts())}
+    """The index page with its table written anew."""
+    made = {"algorithms": list(_algorithms())}
     return TABLE.sub(lambda match: match[1] + "".join(f"{row}\n" for row in made[match[2]]), text)
 
 
@@ -310,17 +303,6 @@ def _algorithms() -> Iterator[str]:
         name = f"`{row.name}`" if row.key == "algorithm" else f"`{row.name}` in `[{row.key}]`"
         weights = next(kind for kind in WEIGHTINGS if row.docstring["Weighting"].startswith(kind))
         yield _line(f"[{row.docstring.title}]({row.name}.md)", name, row.docstring.summary, weights.lower())
-
-
-def _parts() -> Iterator[str]:
-    yield from ("| table | question | name | what it is |", "|---|---|---|---|")
-    pages = {(row.key, row.name) for row in fit()}
-    for slot, question in QUESTIONS.items():
-        first = (f"`[{slot}]`", question)
-        for name, entry in REGISTRIES[slot].entries.items():
-            shown = f"[`{name}`]({name}.md)" if (slot, name) in pages else f"`{name}`"
-            yield _line(*first, shown, entry.summary)
-            first = ("", "")
 
 
 def menu(text: str) -> str:
