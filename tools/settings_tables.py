@@ -28,7 +28,7 @@ from fedlens.models.registry import MODELS
 from fedlens.privacy.settings import PrivacySettings
 from fedlens.settings.config import Config, Neighbours, Seeds
 from fedlens.settings.party_settings import PartySettings
-from fedlens.site.settings import SiteAllow
+from fedlens.site.settings import SiteAllow, SiteCompute, SiteData, SiteKeep
 from fedlens.tasks.registry import TASKS
 
 REGISTRIES: dict[str, Registry] = {
@@ -64,7 +64,13 @@ def tables() -> dict[str, list[str]]:
     made = {"top": [*SHORT, *_fields(Config, skip={*REGISTRIES, "data", "seeds"})]}
     made["evaluation.neighbours"] = [*SHORT, *_fields(Neighbours, skip=())]
     made["data.parties"] = [*SHORT, *_fields(PartySettings, skip=())]
-    made["allow"] = [*SHORT, *_fields(SiteAllow, skip=())]
+    for name, table in (
+        ("data", SiteData),
+        ("allow", SiteAllow),
+        ("compute", SiteCompute),
+        ("keep", SiteKeep),
+    ):
+        made[f"site.{name}"] = [*SHORT, *_fields(table, skip=())]
     made["privacy"] = [*SHORT, *_fields(PrivacySettings, skip=())]
     made["model.any"] = [*SHORT, *_fields(Preparation, skip=())]
     for name, field in Config.model_fields.items():

@@ -299,7 +299,9 @@ def withdraw(
 
         federation = _open(folder)
         federation.revoke(site)
-        say(f"{site} is revoked, and withdrawn from all runs of {federation.name} on {day(time.time())}")
+        say(
+            f"{site} is revoked, and withdrawn from all runs of {federation.name}; now it is {day(time.time())}"
+        )
         found, moved = served_runs(federation.folder, federation.root, runs or ())
         busy = record = None
         for run in (each for each in found if has_site(each, site)):
@@ -330,6 +332,7 @@ def _withdrawn(done: Withdrawal) -> list[str]:
     return [
         f"{done.run}: {rounds}{models}{moments}",
         f"    deleted: {done.removed}",
+        *([f"    in its answers.jsonl: {done.removed.logged}"] if done.removed.logged else ()),
     ]
 
 

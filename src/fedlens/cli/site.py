@@ -85,10 +85,6 @@ def check(
     Each step is a line. Nothing of the data is sent.
     """
     with reported(debug, as_json) as output:
-        from fedlens.base.errors import ConfigError
-
-        if not network and passphrase_file is not None:
-            raise ConfigError("only --network needs the passphrase", hint="leave out --passphrase-file")
         steps = []
         for step in _steps(folder, network, passphrase_file):
             steps.append(vars(step))
@@ -165,7 +161,10 @@ def leave(
         keys = SiteKeys(_inside(folder))
         if undo:
             come_back(folder)
-            say(f"{keys.name} takes part in {keys.federation} again; 'fedlens site start' may run")
+            say(
+                f"{keys.name} has not left {keys.federation} any more: 'fedlens site start' may run",
+                "Whether the server still accepts it says 'fedlens site check --network'.",
+            )
             return
         since = left_on(folder)
         leave(folder)  # again too: a process may still compute after a first call that was stopped

@@ -40,7 +40,8 @@ def log(
         from fedlens.identity.site_keys import SiteKeys
         from fedlens.site.log_export import HEAD, AskedLog, export_log
 
-        keys = SiteKeys(joined_folder(folder))
+        if not (folder / "log").is_dir():
+            joined_folder(folder)
         try:
             read = AskedLog.read(folder)
         except DataError as damaged:
@@ -52,7 +53,11 @@ def log(
             complain("warning", sentence)
         chain = f"the chain of {read.lines:,} lines holds; its head is {read.head}"
         if export is not None:
-            written = export_log(read, export, keys.name, keys.federation)
+            names = read.site, "whose keys are deleted here"
+            if (folder / "keys").is_dir():
+                keys = SiteKeys(folder / "keys")
+                names = keys.name, keys.federation
+            written = export_log(read, export, *names)
             say(*(f"written: {path}" for path in written))
         elif as_json:
             output.json(
@@ -61,8 +66,8 @@ def log(
         elif verify:
             say(
                 chain,
-                "compare number and head with heads.json of the operator, which has what the server saw last: it tells "
-                "of a tail that was cut off",
+                "compare with heads.json of the operator: its head must stand in the column 'head' of --export, a few "
+                "lines behind at most, or a tail was cut off",
             )
         else:
             if (screen := console()).is_terminal and screen.width < _WIDE:

@@ -68,7 +68,7 @@ def review(
         done = list[str]()
         decided = None if proposed is None or decision is None else proposed.decision_in(decision)
         if proposed is not None and (approve is not None or reject is not None):
-            _check_digest(approve, proposed)
+            _check_digest(approve, proposed, "fedlens site review")
             decided = proposed.decide(SiteKeys(keys.folder, passphrase).identity(), reject)
         if proposed is not None and decided is not None:
             replaced = proposed.approvals.replaces(decided)
@@ -124,6 +124,8 @@ def decide(
     The site takes the decision with --import of 'fedlens site review' if its site.toml names your key as a reviewer.
     """
     with reported(debug, as_json) as output:
+        import hashlib
+
         from fedlens.base.errors import ConfigError
         from fedlens.base.shell_command import shell_command
         from fedlens.files.atomic_files import write_atomically
@@ -163,11 +165,14 @@ def decide(
             raise ConfigError(
                 "a decision needs a key and a file", hint="give --key KEY.pem and --out DECISION"
             )
-        _check_digest(approve, proposed)
+        _check_digest(approve, proposed, shell_command("site", "decide", experiment))
         own = KeyPair.read(key, key_passphrase(key, passphrase_file))
-        write_atomically(out, proposed.decide(own, reject).to_bytes())
+        write_atomically(out, (content := proposed.decide(own, reject).to_bytes()))
         taken: dict[str, Any] = {"import": out.name}
-        say(f"written: {out}; at the site: {shell_command('site', 'review', **taken)}")
+        say(
+            f"written: {out}; at the site: {shell_command('site', 'review', **taken)}",
+            f"keep it: the log of the site names its SHA-256 as decision: {hashlib.sha256(content).hexdigest()}",
+        )
 
 
 def _last_lines(proposed: Review, command: str) -> list[str]:
@@ -202,15 +207,15 @@ def _check_choice(*given: object) -> None:
         raise ConfigError("--approve, --reject, --export and --import exclude one another", hint="give one")
 
 
-def _check_digest(approve: str | None, proposed: Review) -> None:
-    """Raises `ConfigError` if another experiment is proposed than the one that was read."""
+def _check_digest(approve: str | None, proposed: Review, read: str) -> None:
+    """Raises `ConfigError` if another experiment is proposed than the one that was read with the command `read`."""
     from fedlens.base.errors import ConfigError
 
     if approve is not None and (
         len(approve) < 12 or not proposed.contract.digest.startswith(approve.lower())
     ):
-        what = f"the server does not propose an experiment {approve}"
-        raise ConfigError(what, hint="read what it proposes with 'fedlens site review'")
+        what = f"no experiment {approve} is proposed"
+        raise ConfigError(what, hint=f"read what is proposed with: {read}")
 
 
 def joined_folder(folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from fedlens.core.schema import Schema
 from fedlens.core.step_counts import Work
 from fedlens.core.traffic import Row
 from fedlens.core.types import Payload, is_client
-from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
+from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus, versions_here
 from fedlens.core.wire.sent_fields import answer_fields
 from fedlens.data.catalogue import data_directory
 from fedlens.data.datasets.sites import blank_examples
@@ -60,8 +59,7 @@ class TrialRound:
         channels, sums = self.built.client_data.dataset.info.input_shape[0], None
         if sums_images:
             sums = ChannelSums(IMAGES, 1000 * IMAGES, *[(0.123456789012345,) * channels] * 2)
-        versions = {part: version(part) for part in ("fedlens", "torch", "numpy")}
-        return SiteCensus(site, [CountedClient(site, IMAGES)], versions, _CONTRACT, sums)
+        return SiteCensus(site, [CountedClient(site, IMAGES)], versions_here(), _CONTRACT, sums)
 
     def answered(self, ask: Ask, answer: Answer, work: Work) -> None:
         """Raises `RunFailed` if a client failed."""

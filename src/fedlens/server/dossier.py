@@ -30,7 +30,7 @@ from fedlens.privacy.guarantee import guarantee
 from fedlens.results.run import Run, read_run
 from fedlens.run.rundir import RunDir
 from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
-from fedlens.server.retention import ServedRuns
+from fedlens.server.retention import ServedRuns, removed_before
 from fedlens.server.serve import plan_at_sites
 from fedlens.server.serve_record import ServeRecord
 from fedlens.settings.config import Config
@@ -101,6 +101,7 @@ def write_dossier(
         "agreement": terms.agreement,
         "draft": [] if of_run else list(_missing(sites, terms, planned.config)),
         "run": None,
+        "withdrawn": {},
         "taken": []
         if not of_run or promise
         else _taken(of_run["run"]),  # who takes part is hidden by the promise
@@ -129,6 +130,11 @@ def _facts_of_run(directory: Path) -> dict[str, Any]:
         "clients": len(roster),
         "examples": int(roster.examples.sum() + roster.held_out.sum()),
         "sums": roster.moments is not None,
+        "withdrawn": {
+            site: done.logged
+            for site in sorted(set(roster.sites))
+            if (done := removed_before(run, "withdrawn", site)) is not None
+        },
     }
 
 

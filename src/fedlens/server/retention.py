@@ -17,9 +17,10 @@ from time import time
 from typing import Any
 
 from fedlens.base.format import many
-from fedlens.files.chained_log import ChainedLog
+from fedlens.files.chained_log import ChainedLog, read_chained
 from fedlens.files.lock import locked
 from fedlens.files.text_files import read_json
+from fedlens.identity.authority import day
 from fedlens.identity.private_files import one_writer, write_private
 from fedlens.run.rundir import RunDir
 from fedlens.server.event_log import DAY
@@ -30,15 +31,17 @@ _FILE = "keep.json"
 
 @dataclass(frozen=True)
 class Removed:
-    """What was removed of a run.
+    """What was removed of a run, and where its log says so.
 
     Attributes:
         files: how many, by folder of the run directory.
         bytes: of all of them.
+        logged: the line in `answers.jsonl` of the run, in words; empty if it has none.
     """
 
     files: Mapping[str, int] = field(default_factory=dict)
     bytes: int = 0
+    logged: str = ""
 
     def __str__(self) -> str:
         """In words.
@@ -48,6 +51,16 @@ class Removed:
         """
         folders = [f"{name} ({many(count, 'file')})" for name, count in self.files.items()]
         return ", ".join([*folders, f"{self.bytes:,} bytes"]) if folders else "nothing was there"
+
+
+def removed_before(run: RunDir, kind: str, site: str | None = None) -> Removed | None:
+    """What the first line of a kind, and of a site, in the log of a run's server says; None if there is none."""
+    lines = read_chained(run.answers_path) if run.answers_path.exists() else ()
+    for number, (line, head, _) in enumerate(lines, start=1):
+        if (line.get("kind"), line.get("site")) == (kind, site):
+            logged = f"{day(line['time'])}, line {number:,}, head {head.hex()}"
+            return Removed(line.get("folders", {"files": line["files"]}), line["bytes"], logged)
+    return None
 
 
 class ServedRuns:
@@ -124,8 +137,8 @@ def remove(
     """
     now = clock()
     # First: a run whose checkpoints are half gone must not be resumed.
-    day = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
-    run.write_summary({**(run.read_summary() or {}), "purged": day, "withdrawn": facts.get("site")})
+    today = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
+    run.write_summary({**(run.read_summary() or {}), "purged": today, "withdrawn": facts.get("site")})
     present = [path for path in paths if path.exists()]
     files = [file for path in present for file in (path, *path.rglob("*")) if file.is_file()]
     folders = Counter(file.relative_to(run.path).parts[0] for file in files)
@@ -134,7 +147,8 @@ def remove(
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if run.serve_path.exists():
         with closing(ChainedLog(run.answers_path)) as log:
-            log.append({"kind": kind, "time": int(now), "files": len(files), "bytes": removed.bytes, **facts})
+            sizes = {"files": len(files), "folders": folders, "bytes": removed.bytes}
+            log.append({"kind": kind, "time": int(now), **sizes, **facts})
     return removed
 
 

@@ -14,7 +14,7 @@ from fedlens.observers.read_recordings import folder_of
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
 from fedlens.run.state_files import StateFiles
-from fedlens.server.retention import Removed, ServedRuns, held, remove
+from fedlens.server.retention import Removed, ServedRuns, held, remove, removed_before
 from fedlens.server.serve_record import ServeRecord
 
 
@@ -110,9 +110,9 @@ def withdraw(run: RunDir, site: str, clock: Callable[[], float] = time) -> Withd
             [run.recordings_path] if rounds is None else [folder_of(run.recordings_path, r) for r in rounds]
         )
         saved = [path for path in run.checkpoint_path.glob("*") if path not in before]
-        removed = remove(
-            run, [*saved, *folders, run.journal_path], "withdrawn", clock, site=site, rounds=rounds
-        )
+        gone = [*saved, *folders, run.journal_path]
+        removed = remove(run, gone, "withdrawn", clock, site=site, rounds=rounds)
+        removed = removed_before(run, "withdrawn", site) or removed  # a repeat names the first
         StateFiles(run.states_path).sweep(checkpoint.states_of_all(run.checkpoint_path), set())
         models = [run.model_path, *([run.best_path] if best.get("round", first) >= first else [])]
         return Withdrawal(run.path, rounds, [m.name for m in models if m.exists()], moments, removed)

@@ -63,12 +63,16 @@ class Proposed(Protocol):
 
 @dataclass(frozen=True)
 class SiteLimits:
-    """What `site.toml` says: the fewest examples behind a number, bytes of the largest body, what is kept of runs."""
+    """What `site.toml` says: the fewest examples behind a number, bytes of the largest body, what is kept of runs.
+
+    `rules` is the SHA-256 of the file.
+    """
 
     min_examples: int = 1
     most: int = 2**32
     keep_days: int = 365
     keep_sent: bool = False
+    rules: str = ""
 
 
 @dataclass
@@ -175,6 +179,7 @@ class Agent:
             cipher, sent = FileCipher(self._key), self._folder / SENT if self._limits.keep_sent else None
             self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock, cipher, sent)
             held.callback(self._log.close)
+            self._log.rules(self._limits.rules)
             states, limits = KeptStates(self._folder / "states", self._clock), self._limits
             logs = ClientLogs(self._folder / LOGS, cipher)
             self._purge = partial(purge_due, self._folder, states, self._log, limits.keep_days)

@@ -2,8 +2,9 @@
 
 `asked.jsonl` is a `fedlens.files.chained_log.ChainedLog` with a line an ask, answered or not. A line with a `kind` is
 of something else: "fields" names what an answer has, "certificate" is one of either side; other lines name both by
-their `id`. "approved" and "rejected" are decisions. The bytes of an answer lie in a file of their own, until the next
-ask shows that the server has them.
+their `id`. "approved" and "rejected" are decisions, "rules" is the SHA-256 of
+`site.toml` at a start. The bytes of an answer lie in a file of their own, until the next ask shows that the server has
+them.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class AnswersLog:
         self._cipher, self._sent = cipher, None if sent is None else private_folder(sent)
         kept = sent or bodies.parent / SENT
         self._runs: dict[str, _Run] = {}
+        self._rules = ""
         self._waiting: set[bytes] = set()  # the asks whose answers are in files
         # The bodies in `sent` that no line has named yet.
         self._unnamed = {path.stem: path for path in kept.glob(f"*{_SENT_BODY}")}
@@ -154,6 +156,12 @@ class AnswersLog:
         except OSError as error:
             raise refused(error, "the log of asks", self._path) from error
 
+    def rules(self, digest: str) -> None:
+        """Writes the digest of `site.toml` if it has changed since the last start. Raises `RunFailed`."""
+        if digest != self._rules:
+            self.event("rules", sha256=digest)
+            self._rules = digest
+
     def close(self) -> None:
         """Closes the file."""
         self._lines.close()
@@ -162,6 +170,7 @@ class AnswersLog:
 
     def _known(self, values: Mapping[str, Any]) -> None:
         if "kind" in values:
+            self._rules = values["sha256"] if values["kind"] == "rules" else self._rules
             return
         self._unnamed.pop(values.get("answer", ""), None)
         run = self._runs.setdefault(values["run"], _Run())

@@ -11,10 +11,11 @@ from fedlens.base.errors import FedlensError
 from fedlens.base.format import many
 from fedlens.base.printable import printable
 from fedlens.data.catalogue import data_directory
+from fedlens.data.dataset import Dataset
 from fedlens.settings.make_partition import read_dataset
 from fedlens.site.approvals import Approvals
 from fedlens.site.contract import Contract, read_contract
-from fedlens.site.local_data import LocalData
+from fedlens.site.local_data import LocalData, left_out
 from fedlens.site.network_check import Step
 from fedlens.site.policy import refusals, refuse
 from fedlens.site.settings import SITE_FILE, SiteSettings
@@ -35,7 +36,12 @@ def check_data(folder: Path, site: str) -> Iterator[Step]:
         settings.check_names()
         yield Step(name, True, f"it describes a dataset '{settings.data.dataset['name']}'")
         name = "data"
-        yield Step(name, True, _data(settings))
+        dataset, given = settings.dataset()
+        read = read_dataset(dataset, [], given, root=data_directory(None))
+        yield Step(name, True, _data(read))
+        if settings.data.exclude is not None:
+            name = "exclude"
+            yield Step(name, True, printable(left_out(settings, read.train), line_feeds=False))
         for path in sorted((folder / "approved").glob("*.toml")):
             name = f"experiment {path.stem[:12]}"
             contract = read_contract(path.read_text("utf-8"), settings)
@@ -49,10 +55,8 @@ def check_data(folder: Path, site: str) -> Iterator[Step]:
         yield Step(name, False, f"{error.what}{where}", error.hint or "")
 
 
-def _data(settings: SiteSettings) -> str:
+def _data(read: Dataset) -> str:
     """What is in the data, whatever the experiment; labels are the site's own."""
-    dataset, given = settings.dataset()
-    read = read_dataset(dataset, [], given, root=data_directory(None))
     classes = ", ".join(read.classes[:_SHOWN]) + (" ..." if len(read.classes) > _SHOWN else "")
     return printable(
         f"{many(len(read.train), 'image')} of {many(len(read.classes), 'class', 'classes')}: {classes}",

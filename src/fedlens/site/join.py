@@ -68,6 +68,10 @@ days = 365
 # Files that an experiment may name, such as weights, each with its SHA-256 (sha256sum FILE).
 # [files]
 # "weights/resnet18.pth" = "..."
+
+# People who decide on other machines, each with the line of 'fedlens site decide --new-key'.
+# [reviewers]
+# officer = "..."
 """
 
 

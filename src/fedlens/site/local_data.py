@@ -9,16 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fedlens import __version__
 from fedlens.base.errors import ConfigError, DataError, nearest
+from fedlens.base.format import many
 from fedlens.base.parse_text import parse_json, read_text
 from fedlens.base.printable import printable
 from fedlens.base.registry import settings_model
 from fedlens.core.dataset_info import VOID
-from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
+from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus, versions_here
 from fedlens.data.boxes import Boxes
 from fedlens.data.catalogue import data_directory
 from fedlens.data.dataset import Dataset, Examples
@@ -161,11 +160,10 @@ class LocalData:
         A client's `examples` are all that it has, `held_out` is 0: the server divides them as a simulation does, once
         the sizes of all are known; see `fedlens.data.sites.with_held_out`.
         """
-        versions = {"fedlens": __version__, "torch": torch.__version__, "numpy": np.__version__}
         return SiteCensus(
             self.site,
             [CountedClient(name, len(self.clients[name])) for name in self.names],
-            versions,
+            versions_here(),
             self.contract.digest,
             self._sums() if self.contract.sums_moments else None,
         )
@@ -286,6 +284,14 @@ def _enough(
     return enough, [
         f"{few} of {len(counted)} clients have fewer than {least} examples: left out"
     ] if few else []
+
+
+def left_out(settings: SiteSettings, examples: Examples) -> str:
+    """What the exclusion list leaves out, in words. Raises `DataError` if it cannot be read."""
+    listed = _listed(settings)
+    gone, unknown = _excluded(examples, _ids(examples), listed)
+    odd = f"; {unknown} of the lines name nothing here" if unknown else ""
+    return f"{many(len(listed), 'line')} of {settings.data.exclude}: {many(len(gone), 'image')} left out{odd}"
 
 
 def _listed(settings: SiteSettings) -> frozenset[str]:

@@ -23,7 +23,7 @@ from fedlens.pages.render import page_text
 from fedlens.site.answers_log import NAME, SENT
 
 HEAD = ("when", "run", "round", "operation", "client", "decision", "reason", "bytes", "fields", "approved by")
-_COLUMNS = (*HEAD, "attempt", "exchange", "slot", "ask", "answer", "payload", "server_head", "head")
+_COLUMNS = (*HEAD, "attempt", "exchange", "slot", "ask", "answer", "payload", "server_head", "line", "head")
 _ORDER = ("run", "attempt", "round", "exchange", "slot")  # in which the server makes asks
 _SHOWN = 5_000  # lines of a page
 _WIDEST = 47  # characters of what a line of another kind tells, in a table
@@ -35,12 +35,15 @@ class AskedLog:
     """The log of a site, read and verified.
 
     Attributes:
+        site: whose it is, by its first certificate.
         lines: how many it has, of all kinds, and `head` the last head in hexadecimal.
-        told: all lines but names and shapes, in their order; a census has `approved` and `listed` as an ask has.
-        asks: the line of each ask, with `head`, `approved` (who, as text) and `listed` (names and shapes of what left).
+        told: all lines but names and shapes, in their order, with `line`, their number, and `head`; a census has
+            `approved` and `listed` as an ask has.
+        asks: those of asks, with `approved` (who, as text) and `listed` (names and shapes of what left).
         fields: names and shapes by the `id` of their line.
     """
 
+    site: str = ""
     lines: int = 0
     head: str = NONE.hex()
     told: list[dict[str, Any]] = field(default_factory=list)
@@ -53,21 +56,24 @@ class AskedLog:
         log, approved, path = cls(), dict[str, str](), folder / "log" / NAME
         for values, head, _ in read_chained(path) if path.exists() else ():
             log.lines, log.head = log.lines + 1, head.hex()
+            place = {"line": log.lines, "head": log.head}
             kind = values.get("kind")
             if kind == "fields":
                 log.fields[values["id"]] = values["fields"]
             elif kind == "experiment":
                 approved[values["run"]] = values["approved"] = ", ".join(values.pop("approved_by"))
+            elif kind == "certificate" and values["of"] != "server":
+                log.site = log.site or values["of"]
             who = approved.get(values.get("run", ""), "")
             if kind == "census" and "fields" in values:  # an earlier version wrote counts alone
                 values |= {"approved": who, "listed": values.pop("fields")}
             if kind is not None:
-                log.told += [values] if kind != "fields" else []
+                log.told += [values | place] if kind != "fields" else []
                 continue
             listed = log.fields.get(values.get("fields") or "", ())
             # Lines of an earlier version have the outcome alone.
             decision = "answered" if values.get("outcome") == "reply" else "failed"
-            about = {"head": head.hex(), "approved": who, "listed": listed}
+            about = {**place, "approved": who, "listed": listed}
             log.asks.append({"decision": decision, **values, **about})
             log.told.append(log.asks[-1])
         return log
@@ -226,6 +232,8 @@ def _about(event: Mapping[str, Any]) -> str:
         "time",
         "chain",
         "approved",
+        "line",
+        "head",
         *(("listed", "bytes") if "listed" in event else ()),
     ]
     told = sorted(event.items(), key=lambda item: item[0] not in ("by", "reason"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+import tomli_w
 import torch
 
 from fedlens.base.errors import ConfigError, FedlensError, IdentityError
@@ -138,6 +139,7 @@ class Review:
             "agreement": terms.agreement,
             "peers": words,
             "leaves": self.leaves(),
+            "rules": {"sha256": self.contract.site.digest, **self.contract.site.rules()},
             "settings": dict(self.contract.settings),
             "refused": self.refused,
         }
@@ -157,6 +159,12 @@ class Review:
             *peers,
             "what a client sends, as a round with made-up images does:",
             *(f"    {line}" for line in plain["leaves"]),
+            f"rules of the site, which no approval binds: site.toml, SHA-256 {self.contract.site.digest}",
+            *(
+                f"    {line}"
+                for line in printable(tomli_w.dumps(self.contract.site.rules())).splitlines()
+                if line
+            ),
             f"digest: {plain['digest']}",
             *(f"refused: {printable(sentence, line_feeds=False)}" for sentence in plain["refused"]),
         ]
@@ -170,7 +178,8 @@ class Review:
             "run": self.run,
             "settings": self.contract.text,
             "terms": self.terms.to_plain(),
-            "allow": site.allow.model_dump(exclude_defaults=True),
+            "site.toml": site.digest,
+            **site.rules(),
             "files": dict(site.files),
             "rejections": self.rejections,
         }
@@ -185,14 +194,14 @@ class Review:
             match parse_json(content) if len(content) <= _LARGEST else None:
                 case {
                     "site": str(site), "root": str(root), "run": str(run), "settings": str(text),
-                    "terms": terms, "allow": dict(allow), "files": dict(files), "rejections": dict(rejections),
-                } if all(map(is_digest, rejections.values())):  # fmt: skip
+                    "terms": terms, "site.toml": str(toml), "data": data, "allow": allow, "keep": keep, "files": files,
+                    "rejections": dict(rejections),
+                } if all(map(is_digest, (toml, *rejections.values()))):  # fmt: skip
                     check_name(site)
                     certificate = base64.b64decode(root, validate=True)
                     read_root(certificate)
-                    settings = SiteSettings.of(
-                        {"data": {"dataset": "folder"}, "allow": allow, "files": files}, path
-                    )
+                    tables = {"data": data, "allow": allow, "keep": keep, "files": files}
+                    settings = SiteSettings.of(tables, path, digest=toml)
                     approvals = Approvals(path.parent, settings, certificate, site, b"")
                     told = ExperimentTerms.from_plain(terms)
                     return cls(read_contract(text, settings), told, run, approvals, rejections)

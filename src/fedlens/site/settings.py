@@ -154,6 +154,7 @@ class SiteSettings:
         files: what an experiment may name besides fedlens's own tables: a path to its SHA-256 in hexadecimal.
         allow, keep: the tables `[allow]` and `[keep]`.
         reviewers: the public keys (DER) of people who decide on other machines, by name.
+        digest: SHA-256 of the file in hexadecimal, which the log has at each start after a change.
     """
 
     path: Path
@@ -163,17 +164,22 @@ class SiteSettings:
     allow: SiteAllow = field(default_factory=SiteAllow)
     keep: SiteKeep = field(default_factory=SiteKeep)
     reviewers: Mapping[str, bytes] = field(default_factory=dict)
+    digest: str = field(default="", compare=False)
     _source: Source = field(default_factory=lambda: Source({}), repr=False, compare=False)
 
     @classmethod
     def read(cls, path: Path) -> SiteSettings:
         """Reads the file, and no data. Raises `ConfigError` with key and line for what is wrong in it."""
         text, values = read_toml(path, "join the federation, or name the folder of the site")
-        return cls.of(values, path, key_lines(text))
+        return cls.of(values, path, key_lines(text), hashlib.sha256(text.encode()).hexdigest())
 
     @classmethod
     def of(
-        cls, values: Mapping[str, Any], path: Path, lines: Mapping[str, int] = MappingProxyType({})
+        cls,
+        values: Mapping[str, Any],
+        path: Path,
+        lines: Mapping[str, int] = MappingProxyType({}),
+        digest: str = "",
     ) -> SiteSettings:
         """The same of the values of a file. Raises `ConfigError`."""
         source = Source(dict(values), path, lines)
@@ -195,9 +201,13 @@ class SiteSettings:
                     where=source.locate(f"reviewers.{name}"),
                     hint="write the line that 'fedlens site decide --new-key' prints",
                 ) from None
-        return cls(
-            path, checked.data, checked.compute, checked.files, checked.allow, checked.keep, reviewers, source
-        )
+        tables = checked.data, checked.compute, checked.files, checked.allow, checked.keep
+        return cls(path, *tables, reviewers, digest, source)
+
+    def rules(self) -> dict[str, Any]:
+        """Its data, and what `[allow]` and `[keep]` say, defaults included: what `of` reads again."""
+        tables = {"data": self.data, "allow": self.allow, "keep": self.keep}
+        return {name: table.model_dump(exclude_none=True) for name, table in tables.items()}
 
     def changed(self) -> str | None:
         """That the file says something else now, as a sentence; None if not.

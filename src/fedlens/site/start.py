@@ -59,7 +59,8 @@ def agent_of(
     def read(text: str, run: str, terms: ExperimentTerms) -> Proposal:
         return Proposal.read(text, settings, keys.name, folder, run, terms, keys.identity())
 
-    limits = SiteLimits(settings.allow.min_examples, most, settings.keep.days, settings.keep.sent)
+    keep = settings.keep
+    limits = SiteLimits(settings.allow.min_examples, most, keep.days, keep.sent, settings.digest)
     agent = Agent(folder, keys, connection, read, say, limits, once=once)
     return agent
 
