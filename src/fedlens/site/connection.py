@@ -438,7 +438,7 @@ async def enrol(context: ssl.SSLContext, server: tuple[str, int], request: bytes
         403: (
             IdentityError,
             "the server refuses the invitation: it was used, it is too old, or of another federation",
-            "if it was not used here, call the operator: 'fedlens federation list' has an alarm if somebody else used it",
+            "if it was not used here, ask the operator whether 'fedlens federation list' has an alarm",
         ),
         404: (FedlensError, "the server has no open invitation", _ASK),
         429: (FedlensError, "the server had too many requests to join in the last minute", again),

@@ -27,6 +27,7 @@ from fedlens.site import proposed_experiment
 from fedlens.site.agent import Agent
 from fedlens.site.contract import site_part
 from fedlens.site.leave import come_back
+from fedlens.site.log_export import AskedLog
 from fedlens.site.settings import SITE_FILE
 from fedlens.site.start import agent_of
 from tests.link_kit import blobs
@@ -101,7 +102,9 @@ def test_an_experiment_is_read_and_approved(server: Server, site: SiteKeys, text
     assert f"digest: {digest}" in shown
     assert f"to approve it: fedlens site review --approve {digest[:12]}" in shown
     for wrong in (digest[:11], "0" * 64, f"{digest}0"):
-        assert "does not propose an experiment" in refused("site", "review", "--approve", wrong)
+        assert "read what is proposed with: fedlens site review." in refused(
+            "site", "review", "--approve", wrong
+        )
     assert not (FOLDER / "approved").exists()
     approved = "approved: 'fedlens site start' computes it\n"
     said = ran("site", "review", "--approve", digest[:12].upper())
@@ -165,12 +168,21 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     )
     (FOLDER / "site.toml").write_text(allowed)
     ran("site", "review", "--export", "experiment.json")
-    assert f"digest: {digest}" in (shown := ran("site", "decide", "experiment.json"))
+    shown = ran("site", "decide", "experiment.json")
+    assert f"digest: {digest}" in shown
     assert f"--approve {digest[:12]}" in shown
     decide = ("site", "decide", "experiment.json", "--out", "decision.json")
     assert "needs a key" in refused(*decide, "--approve", digest)
-    assert "does not propose" in refused(*decide, "--key", "officer.pem", "--approve", "0" * 64)
-    ran(*decide, "--key", "officer.pem", "--approve", digest)
+    wrong = refused(*decide, "--key", "officer.pem", "--approve", "0" * 64)
+    assert "is proposed; read what is proposed with: fedlens site decide experiment.json." in wrong
+    signed = ran(*decide, "--key", "officer.pem", "--approve", digest)
+    decision = hashlib.sha256(Path("decision.json").read_bytes()).hexdigest()
+    assert signed.endswith(f" names its SHA-256 as decision: {decision}\n")
+    rules = hashlib.sha256((FOLDER / "site.toml").read_bytes()).hexdigest()
+    for read in (shown, ran("site", "review")):
+        assert f"rules of the site, which no approval binds: site.toml, SHA-256 {rules}\n" in read
+        assert "    reviewers = 2\n" in read
+        assert "    sent = false\n" in read
     assert ran("site", "review", "--import", "decision.json").startswith("approved: ")
     assert f"experiment {digest[:12]} (run): approved\n" in ran("site", "status")
     assert json.loads(ran("site", "review", "--json"))["approved"]
@@ -178,6 +190,12 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     said = ran("site", "review", "--import", "decision.json")
     assert said.startswith(f"the experiment {digest[:12]} was rejected by officer: no consent\n")
     assert f"kept: the rejection of {digest}" in said
+    (line,) = [
+        each
+        for each in AskedLog.read(FOLDER).told
+        if each.get("kind") == "approved" and each["by"] == "officer"
+    ]
+    assert line["decision"] == decision
     assert "this replaces" not in said
     assert "was rejected by officer" in ran("site", "review", "--approve", digest).partition("\n")[0]
     assert not json.loads(ran("site", "review", "--json"))["approved"]
@@ -281,6 +299,16 @@ def test_the_data_are_checked_without_and_with_an_experiment(
     said = ran("site", "check")
     assert "ok      site.toml: it describes a dataset 'image-folder'" in said
     assert "ok      data: 8 images of 2 classes: no, yes" in said
+    write_site(FOLDER, {"exclude": "out.txt"})
+    assert (
+        "FAILED  exclude: the list of what is left out cannot be read"
+        in runner.invoke(app, ["site", "check"]).stdout
+    )
+    (FOLDER / "out.txt").write_text("0000.png\nnobody\n")
+    assert "ok      exclude: 2 lines of out.txt: 1 image left out; 1 of the lines name nothing here" in ran(
+        "site", "check"
+    )
+    write_site(FOLDER)
     digest = propose(server, text)
     ran("site", "review", "--approve", digest)
     before = sorted(path.name for path in (FOLDER / "approved").iterdir())

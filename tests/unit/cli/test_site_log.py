@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
+from fedlens.site.log_export import AskedLog
 from tests.unit.identity.federation_kit import federation_in, joined
 from tests.unit.site.test_log_export import site_in
 
@@ -45,6 +46,16 @@ def test_the_lines_are_shown_verified_and_exported(site: Path) -> None:
     assert text.count("update.weight  ") == 1
     assert "update.weight float32[2,2]" in text
     assert "█▁▁█▁▁█▁▁█" in text
+
+
+def test_the_log_is_read_after_the_keys_are_deleted(site: Path) -> None:
+    shutil.rmtree(site / "keys")
+    assert "the chain of 9 lines holds" in ran(site, "log", "--verify")
+    ran(site, "log", "--export", str(site / "audit"))
+    assert "What left ward-a" in (site / "audit.html").read_text()
+    assert "update.weight float32[2,2]" in ran(site, "show", AskedLog.read(site).asks[0]["ask"])
+    shutil.rmtree(site / "log")
+    assert "is not the folder of a site" in ran(site, "log", code=2)
 
 
 def test_a_damaged_log_is_exit_code_1_of_verify(site: Path) -> None:

@@ -129,7 +129,7 @@ def test_it_names_the_accepted_sites_and_lists_what_nobody_has_said(tmp_path: Pa
     marked = re.findall(r"\*\*(.+):\*\* \*\*to be filled in \((\d+)\)", text)
     assert [tuple(line.split(" | ")[:2]) for line in points] == [(f"| {n}", name) for name, n in marked]
     assert all(line.split(" | ")[2].strip(" |") for line in points)
-    assert f"with a number that stays: {len(points)} points are open" in text
+    assert f"numbers of answered points are missing: {len(points)} points are open" in text
     drafted = dict(re.findall(r"\*\*(.+):\*\* \*\*to be filled in \((\d+)\)", draft))
     assert len(drafted) == len(marked) + 2  # the purpose, and the sites
     assert drafted.items() >= {(name, n) for name, n in marked}  # notes on a draft keep their numbers

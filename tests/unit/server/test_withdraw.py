@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedlens.files.chained_log import read_chained
 from fedlens.files.lock import locked
 from fedlens.observers.read_recordings import recorded_rounds
 from fedlens.run.rundir import RunDir
+from fedlens.server.dossier import write_dossier
 from fedlens.server.serve_record import ServeRecord
 from tests.unit.cli.commands import ran, refused
 from tests.unit.engines.loopback import Site
@@ -27,6 +29,11 @@ def having(folder: Path, parts: set[bytes]) -> set[str]:
     """The files below a folder with one of these bytes."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
     return {path.name for path in files if any(part in path.read_bytes() for part in parts)}
+
+
+def dossier_of(folder: Path, wards: Wards, run: RunDir) -> str:
+    """The dossier of a run, as text."""
+    return write_dossier(folder / "dossier", wards.federation.registry, run.path)[0].read_text()
 
 
 def updates(run: RunDir, site: str) -> set[bytes]:
@@ -83,7 +90,14 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
     assert {"model.safetensors", "metrics.jsonl"} <= {path.name for path in run.path.iterdir()}
     line, _, _ = list(read_chained(run.answers_path))[-1]
     assert (line["kind"], line["site"], line["rounds"]) == ("withdrawn", LEFT, [0, 1, 2])
-    assert "in no round" not in ran("federation", "withdraw", registry.folder, LEFT)  # again is no error
+    receipt = re.search(
+        rf"{re.escape(str(run.path))}: .+\n    deleted: .+\n    in its .+, line \d+, head \w{{64}}\n", said
+    )
+    assert receipt is not None
+    assert receipt[0] in ran("federation", "withdraw", registry.folder, LEFT)  # again names the first time
+    assert re.search(
+        rf"\*\*Withdrawn:\*\* {LEFT}, on \S+ \S+ UTC, line \d+", dossier_of(tmp_path, wards, run)
+    )
     assert f"{LEFT} was withdrawn from the run on 20" in refused("resume", run.path)
 
     for site in wards.sites.values():

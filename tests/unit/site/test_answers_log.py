@@ -260,3 +260,12 @@ def test_what_is_written_is_synced_before_it_may_be_sent(
     kept(log, ask_of())
     assert synced[1].startswith(".")
     assert synced[2:] == ["work", "asked.jsonl"]
+
+
+def test_the_rules_of_the_site_are_logged_when_they_have_changed(tmp_path: Path) -> None:
+    for digest in ("aa", "aa", "bb", "bb", "aa"):
+        log = AnswersLog(tmp_path / "log", tmp_path / "work")
+        log.rules(digest)
+        log.close()
+    lines = [line for line, _, _ in read_chained(tmp_path / "log" / "asked.jsonl")]
+    assert [line["sha256"] for line in lines if line["kind"] == "rules"] == ["aa", "bb", "aa"]

@@ -196,6 +196,17 @@ def test_a_line_of_an_earlier_version_has_a_decision(tmp_path: Path) -> None:
     assert AskedLog.read(tmp_path).rows()[-1][5:] == ["answered", "", "264 B", "", "reviewer, ward-a"]
 
 
+def test_the_head_that_the_server_saw_is_found_with_its_line(tmp_path: Path) -> None:
+    site_in(tmp_path)
+    log = AskedLog.read(tmp_path)
+    rows = list(csv.DictReader(log.as_csv().splitlines()))
+    lines = [int(row["line"]) for row in rows]
+    assert lines == sorted(set(lines))
+    assert lines[-1] == log.lines
+    assert rows[-1]["head"] == log.head
+    assert all(len(row["head"]) == 64 for row in rows)
+
+
 def test_a_cell_is_no_formula_in_a_spreadsheet(tmp_path: Path) -> None:
     log = AnswersLog(tmp_path / "log", tmp_path / "work")
     ask = ask_of(client="=HYPERLINK(1)")
