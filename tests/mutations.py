@@ -492,8 +492,8 @@ MUTATIONS = [
     ),
     Mutation(
         "site/local_data.py",
-        '"numpy": np.__version__}',
-        '"numpy": np.__version__, "names": str(self._ids[:2])}',
+        "versions_here(),",
+        '{**versions_here(), "names": str(self._ids[:2])},',
         "faults/network/test_canaries.py",
     ),
     Mutation(
