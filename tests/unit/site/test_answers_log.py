@@ -13,6 +13,7 @@ import pytest
 
 from fedlens.base.errors import DataError, IdentityError, RunFailed
 from fedlens.core.wire.message import Message
+from fedlens.files.chained_log import read_chained
 from fedlens.site.answers_log import AnswersLog, AskRefused
 from tests.unit.site.ask_kit import answer_of, ask_of, refusal_of
 
