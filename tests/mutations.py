@@ -679,7 +679,7 @@ MUTATIONS = [
         "ranges=ranges",
         "identity/test_private_sums.py",
     ),
-    Mutation("privacy/accounting.py", "0.5 if replaced else 1.0", "1.0", "unit/privacy/test_accounting.py"),
+    Mutation("privacy/accounting.py", "share if replaced else 1.0", "1.0", "unit/privacy/test_accounting.py"),
     Mutation(
         "privacy/accounting.py",
         "PoissonSampledDpEvent(kind.q, release) if kind.q < 1 else release",

@@ -121,29 +121,16 @@ class AuditedRuns:
         algorithm, privacy = cast(Averaging, built.algorithm), built.config.privacy
         release = algorithm.release
         if privacy is None or release is None or str(privacy.unit) != "client":
-            raise ConfigError(
-                "an audit tests client-level privacy, and this experiment has another unit",
-                where="privacy.unit",
-                hint="set privacy.unit = 'client'",
-            )
+            what = "tests client-level privacy, and this experiment has another unit"
+            raise _refusal(what, "unit", "'client'")
         if privacy.of_tree:
-            what, hint = (
-                "an audit needs noise that is new in each round",
-                "set privacy.mechanism = 'gaussian'",
-            )
-            raise ConfigError(what, where="privacy.mechanism", hint=hint)
+            raise _refusal("needs noise that is new in each round", "mechanism", "'gaussian'")
         if privacy.adaptive:
-            raise ConfigError(
-                "an audit needs a fixed clip: with an adaptive one the count of unclipped clients is released too",
-                where="privacy.clip",
-                hint="set a number: --set privacy.clip=0.1",
-            )
+            what = "needs a fixed clip: with an adaptive one the count of unclipped clients is released too"
+            raise _refusal(what, "clip", "0.1, or another number")
         if not release["z"]:
-            raise ConfigError(
-                "noise_multiplier is 0, so the experiment promises nothing that an audit could test",
-                where="privacy.noise_multiplier",
-                hint="set a number above 0",
-            )
+            what = "needs a promise, and an experiment without noise makes none"
+            raise _refusal(what, "noise_multiplier", "1.0, or another number above 0")
         self.events, self.delta = (release,) * built.config.rounds, privacy.delta
         spec = algorithm.parts.spec
         self._names = part(spec, "weight", trainable=True)
@@ -163,10 +150,9 @@ class AuditedRuns:
             privacy=solved,
         )
         made = averaging(parts)
-        self._algorithm = (
-            made if replaced else replace(made, select=_WithoutAbsent(made.select, self._canaries))
-        )
-        self._built = replace(built, algorithm=self._algorithm, engine=inline(device="cpu"))
+        if not replaced:
+            made = replace(made, select=_WithoutAbsent(made.select, self._canaries))
+        self._built = replace(built, algorithm=made, engine=inline(device="cpu"))
         self._scale = release["cohort"] / privacy.first_clip
         seeds = built.config.seeds
         self._rng = np.random.default_rng(derive(seeds.selection, "audit") if privacy.seeded else None)
@@ -176,7 +162,7 @@ class AuditedRuns:
         states = ClientStates()
         self._built.engine.open(self._built.program, states)
         self._driver = Driver(self._built.engine, states)
-        self._state = self._algorithm.init(self._built.model, self._built.federation)
+        self._state = self._built.algorithm.init(self._built.model, self._built.federation)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -199,13 +185,17 @@ class AuditedRuns:
             self._round += 1
             self._driver.tally = tally = Tally()
             context = replace(round_context(self._built, self._round), rounds=self._round)
-            self._state = self._driver.drive(self._algorithm.round(self._state, context), self._round)
+            self._state = self._driver.drive(self._built.algorithm.round(self._state, context), self._round)
             for client, reasons in tally.failures.items():
                 raise RunFailed(f"client {client} failed in the audit: {next(iter(reasons))}")
             released = self._state["server"]["released"]
             flat = torch.cat([released[name].double().flatten() for name in self._names])
             scores += self._scale * self._canaries.scores(flat.numpy())
         return scores
+
+
+def _refusal(what: str, name: str, value: str) -> ConfigError:
+    return ConfigError(f"an audit {what}", where=f"privacy.{name}", hint=f"set privacy.{name} = {value}")
 
 
 def audit_runs(built: Built, runs: int, say: Callable[[str], None] = lambda sentence: None) -> dict[str, Any]:
@@ -226,7 +216,8 @@ def audit_runs(built: Built, runs: int, say: Callable[[str], None] = lambda sent
     design = AuditDesign.of(Claim(audited.events), int(present.sum()), int((~present).sum()))
     wrong = (scores > threshold) != present
     counts = int(wrong[~present].sum()), int(wrong[present].sum())
-    alpha, beta = design.rates(*counts)
+    alpha = Rate.of_count(counts[0], design.absent, design.level)
+    beta = Rate.of_count(counts[1], design.present, design.level)
     at_measured, at_low, at_high = design.claim(np.array([alpha.rate, alpha.low, alpha.high])).tolist()
     return {
         "mode": "runs",

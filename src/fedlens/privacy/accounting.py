@@ -25,10 +25,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -244,12 +244,9 @@ def _pld(kinds: tuple[tuple[Release, int], ...]) -> PrivacyAccountant | None:
     if any(kind.sampling == "fixed" for kind, _ in kinds):
         return None
     _require()
-    from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
-    replaced = kinds[0][0].relation == "replace"
-    relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
-    return _composed(PLDAccountant(relation), kinds, 1.0)
+    return _composed(PLDAccountant, kinds, 1.0)
 
 
 def _by_rdp(
@@ -261,20 +258,23 @@ def _by_rdp(
 
 def _rdp(kinds: tuple[tuple[Release, int], ...], orders: Sequence[float] | None = None) -> PrivacyAccountant:
     _require()
-    from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
-    replaced = kinds[0][0].relation == "replace"
-    relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
-    return _composed(RdpAccountant(orders, relation), kinds, 0.5 if replaced else 1.0)
+    return _composed(partial(RdpAccountant, orders), kinds, 0.5)
 
 
 def _composed(
-    accountant: PrivacyAccountant, kinds: tuple[tuple[Release, int], ...], factor: float
+    make: Callable[..., PrivacyAccountant], kinds: tuple[tuple[Release, int], ...], share: float
 ) -> PrivacyAccountant:
+    """The accountant of these releases; under "replace" it is given this share of each z."""
+    from dp_accounting import NeighboringRelation
+
+    replaced = kinds[0][0].relation == "replace"
+    relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = make(neighboring_relation=relation)
     with _silent():
         for kind, times in kinds:
-            accountant.compose(_event(kind, factor), times)
+            accountant.compose(_event(kind, share if replaced else 1.0), times)
     return accountant
 
 

@@ -78,10 +78,6 @@ class Claim:
 
         return float(brentq(lambda alpha: self(np.array([alpha]))[0] - alpha, 0.0, 1.0))
 
-    def faulty(self, factor: float) -> Claim:
-        """What releases would claim whose updates are this much longer, or whose noise is this much smaller."""
-        return Claim(tuple({**event, "z": event["z"] / factor} for event in self.events))
-
 
 class Rate(NamedTuple):
     """A measured error rate with its bounds, and the runs that it is a share of."""
@@ -90,6 +86,11 @@ class Rate(NamedTuple):
     low: float
     high: float
     of: int
+
+    @classmethod
+    def of_count(cls, n: int, of: int, level: float) -> Rate:
+        """The rate of n of so many runs, with its Clopper-Pearson interval."""
+        return cls(n / of, *map(float, bounds(n, of, level)), of)
 
     def __str__(self) -> str:
         return f"{self.rate:.4f} ({self.low:.4f} to {self.high:.4f}) of {self.of:,} runs"
@@ -158,18 +159,9 @@ class AuditDesign:
 
     def power(self, factor: float) -> float:
         """The probability to find updates that are `factor` as long, or noise that is as much smaller."""
-        even = np.array([self.claim.faulty(factor).even])
+        faulty = Claim(tuple({**event, "z": event["z"] / factor} for event in self.claim.events))
+        even = np.array([faulty.even])
         return float(self.found(even, even)[0])
-
-    def rates(self, false_positives: int, false_negatives: int) -> tuple[Rate, Rate]:
-        """The false positive and the false negative rate, with their intervals."""
-        counts = (false_positives, self.absent), (false_negatives, self.present)
-        ends = [bounds(n, of, self.level) for n, of in counts]
-        alpha, beta = (
-            Rate(n / of, float(low), float(high), of)
-            for (n, of), (low, high) in zip(counts, ends, strict=True)
-        )
-        return alpha, beta
 
 
 def epsilon_of_guesses(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
 from fedlens.aggregate.secure.blind_sum import RANGES, Bits, Ranges
-from fedlens.aggregate.secure.encoded_train import EncodedTrain
 from fedlens.aggregate.secure.field import check_range
 from fedlens.aggregate.secure.keys import helpers
 from fedlens.aggregate.secure.lightsecagg_steps import (
@@ -21,10 +19,10 @@ from fedlens.aggregate.secure.lightsecagg_steps import (
 )
 from fedlens.aggregate.secure.quantized import Of, OfTau, Weights
 from fedlens.aggregate.secure.secagg import SecAgg, Threshold, secagg
-from fedlens.aggregate.secure.secagg_client import RoundKeys
-from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK, Masked
+from fedlens.aggregate.secure.secagg_client import MaskedTrain, SendShares, Unmask
+from fedlens.aggregate.secure.secagg_server import Masked
 from fedlens.base.errors import ConfigError
-from fedlens.core.protocol import FederationInfo, Op
+from fedlens.core.protocol import FederationInfo
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,9 @@ class LightSecAgg(SecAgg):
     """
 
     sums: ClassVar[type[Masked]] = CodedMasked
+    shares: ClassVar[type[SendShares]] = SendParts
+    masked: ClassVar[type[MaskedTrain]] = CodedMaskTrain
+    unmask: ClassVar[type[Unmask]] = SumParts
     not_at_sites: ClassVar[str] = "sites have no rule for its coded parts, which are as large as models"
     colluding: int | None = None
 
@@ -51,17 +52,6 @@ class LightSecAgg(SecAgg):
         most = helpers(n, terms.needed(n))
         colluding = most if self.colluding is None else self.colluding
         return CodedTerms(**vars(terms), cohort=n, colluding=colluding, words=self.vectors.words)
-
-    @property
-    def ops(self) -> Mapping[str, Callable[[Any], Op]]:
-        """The operations of its asks. That of *Masked* takes the place of plain training."""
-        terms = self.terms
-        return {
-            KEYS: lambda train: RoundKeys(terms),
-            SHARES: lambda train: SendParts(terms),
-            MASKED: lambda train: CodedMaskTrain(EncodedTrain(train, self.vectors), terms),
-            UNMASK: lambda train: SumParts(terms),
-        }
 
     @property
     def notes(self) -> tuple[str, ...]:

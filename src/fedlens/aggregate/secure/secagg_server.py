@@ -117,7 +117,36 @@ class Masked:
         ctx: RoundContext,
     ) -> Generator[Ask, Answers, Masked]:
         """The asks *Shares* and *Masked*."""
-        return _collect(cls, ask, transcript, signatures, layout)
+        members, attempt = transcript.members, transcript.attempt
+        asked = {**transcript.payload, "signatures": list(signatures)}
+        degree = len(transcript.near[next(iter(members))])
+        fields = cls.announced(transcript.terms, degree)
+        replies = yield from support(SHARES, list(members), asked, ask.deadline, fields)
+        senders = list(replies)
+        keys.subset("senders of shares", senders, list(members), transcript.needed)
+        commitments = {client: as_bytes(reply.get("commitment", _NONE)) for client, reply in replies.items()}
+
+        own = {request.client: request.payload for request in ask.requests}
+        sealed = {sender: reply["sealed"].view(degree, -1) for sender, reply in replies.items()}
+        requests = []
+        for client in senders:
+            rows = [
+                sealed[sender][transcript.near[sender].index(client)]
+                for sender in transcript.among(client, senders)
+            ]
+            requests.append(Request(client, {**own[client], OWN: torch.cat(rows)}))
+        shared = {**ask.shared, ATTEMPT: {"attempt": attempt.payload, "clients": senders}}
+        expect = Schema({VECTOR: TensorField((layout.words,), layout.dtype)})
+        answers = yield replace(
+            ask, op=MASKED, requests=requests, shared=shared, expect=expect, holds=True, logged=True
+        )
+        total, survivors = cls.start(layout), []
+        for reply in without_metrics(answers):
+            total += reply.payload[VECTOR].numpy().view(layout.unsigned)
+            survivors.append(reply.client)
+            del reply  # frees its words before the next one comes
+        keys.subset("survivors", survivors, senders, transcript.needed)
+        return cls(transcript, commitments, survivors, total)
 
     @staticmethod
     def announced(terms: keys.Terms, near: int) -> dict[str, Field]:
@@ -203,45 +232,6 @@ def _announced(
     if seen := sum(reply["seen"] for reply in replies.values()):
         ctx.metrics["models_seen"] = seen
     return transcript, [as_bytes(reply["signature"]) for reply in replies.values()]
-
-
-def _collect(
-    kind: type[Masked],
-    ask: Ask,
-    transcript: keys.Transcript,
-    signatures: Sequence[bytes],
-    layout: SumLayout,
-) -> Generator[Ask, Answers, Masked]:
-    members, attempt = transcript.members, transcript.attempt
-    asked = {**transcript.payload, "signatures": list(signatures)}
-    degree = len(transcript.near[next(iter(members))])
-    fields = kind.announced(transcript.terms, degree)
-    replies = yield from support(SHARES, list(members), asked, ask.deadline, fields)
-    senders = list(replies)
-    keys.subset("senders of shares", senders, list(members), transcript.needed)
-    commitments = {client: as_bytes(reply.get("commitment", _NONE)) for client, reply in replies.items()}
-
-    own = {request.client: request.payload for request in ask.requests}
-    sealed = {sender: reply["sealed"].view(degree, -1) for sender, reply in replies.items()}
-    requests = []
-    for client in senders:
-        rows = [
-            sealed[sender][transcript.near[sender].index(client)]
-            for sender in transcript.among(client, senders)
-        ]
-        requests.append(Request(client, {**own[client], OWN: torch.cat(rows)}))
-    shared = {**ask.shared, ATTEMPT: {"attempt": attempt.payload, "clients": senders}}
-    expect = Schema({VECTOR: TensorField((layout.words,), layout.dtype)})
-    answers = yield replace(
-        ask, op=MASKED, requests=requests, shared=shared, expect=expect, holds=True, logged=True
-    )
-    total, survivors = kind.start(layout), []
-    for reply in without_metrics(answers):
-        total += reply.payload[VECTOR].numpy().view(layout.unsigned)
-        survivors.append(reply.client)
-        del reply  # frees its words before the next one comes
-    keys.subset("survivors", survivors, senders, transcript.needed)
-    return kind(transcript, commitments, survivors, total)
 
 
 def _cohort(ask: Ask) -> tuple[ClientId, ...]:
