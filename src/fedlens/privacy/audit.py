@@ -90,7 +90,8 @@ class Rate(NamedTuple):
     @classmethod
     def of_count(cls, n: int, of: int, level: float) -> Rate:
         """The rate of n of so many runs, with its Clopper-Pearson interval."""
-        return cls(n / of, *map(float, bounds(n, of, level)), of)
+        low, high = map(float, bounds(n, of, level))
+        return cls(n / of, low, high, of)
 
     def __str__(self) -> str:
         return f"{self.rate:.4f} ({self.low:.4f} to {self.high:.4f}) of {self.of:,} runs"
