@@ -39,9 +39,9 @@ class LightSecAgg(SecAgg):
     """
 
     sums: ClassVar[type[Masked]] = CodedMasked
-    shares: ClassVar[type[SendShares]] = SendParts
-    masked: ClassVar[type[MaskedTrain]] = CodedMaskTrain
-    unmask: ClassVar[type[Unmask]] = SumParts
+    _shares: ClassVar[type[SendShares]] = SendParts
+    _masked: ClassVar[type[MaskedTrain]] = CodedMaskTrain
+    _unmask: ClassVar[type[Unmask]] = SumParts
     not_at_sites: ClassVar[str] = "sites have no rule for its coded parts, which are as large as models"
     colluding: int | None = None
 

@@ -41,7 +41,6 @@ class SecAgg(BlindSum):
         operation: the local training, as a digest, once `fitted` has made it.
         contract: the digest of the experiment that sites approved, likewise; empty in a simulation.
         not_at_sites: why real sites do not run it, as the end of a sentence; empty where they do.
-        shares, masked, unmask: the operations of three of its asks.
 
     >>> from fedlens.aggregate.mean import Mean
     >>> SecAgg(Mean("uniform"), threshold=0.6).threshold
@@ -51,9 +50,9 @@ class SecAgg(BlindSum):
     once: ClassVar[bool] = True
     not_at_sites: ClassVar[str] = ""
     sums: ClassVar[type[Masked]] = Masked
-    shares: ClassVar[type[SendShares]] = SendShares
-    masked: ClassVar[type[MaskedTrain]] = MaskedTrain
-    unmask: ClassVar[type[Unmask]] = Unmask
+    _shares: ClassVar[type[SendShares]] = SendShares
+    _masked: ClassVar[type[MaskedTrain]] = MaskedTrain
+    _unmask: ClassVar[type[Unmask]] = Unmask
     threshold: float = 0.67
     operation: str = ""
     contract: str = ""
@@ -71,10 +70,10 @@ class SecAgg(BlindSum):
         terms = self.terms
         return {
             KEYS: lambda train: RoundKeys(terms),
-            SHARES: lambda train: self.shares(terms),
-            MASKED: lambda train: self.masked(EncodedTrain(train, self.vectors), terms),
+            SHARES: lambda train: self._shares(terms),
+            MASKED: lambda train: self._masked(EncodedTrain(train, self.vectors), terms),
             AGREE: lambda train: Agree(terms),
-            UNMASK: lambda train: self.unmask(terms),
+            UNMASK: lambda train: self._unmask(terms),
         }
 
     def takes(self, op: str, training: Schema, clients: int, rounds: int | None) -> Schema | None:
