@@ -75,7 +75,7 @@ class Next:
 
     @property
     def paper(self) -> str:
-        """The document that it belongs to."""
+        """The paper that it belongs to."""
         return self.name.partition("/")[0]
 
     @property

@@ -215,7 +215,7 @@ def _numbers_of_data(results: Results) -> tuple[str, list[dict[str, str]]]:
 
 
 def outcome(results: Results) -> str:
-    """A sentence on the results of a study, and one on the claims of its document, computed."""
+    """A sentence on the results of a study, and one on the claims of its paper, computed."""
     info, view = results.info, TableView(results, "record")
     if not info.entries:
         metric, rows = _numbers_of_data(results)

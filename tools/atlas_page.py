@@ -5,7 +5,7 @@
 
 After a change of a title, a label or a claim, the files of a record and its entry in record.toml are written anew, and
 its pictures are drawn again. After a change of a setting the record stays as it is, and is marked as stale; the next
-`python -m benchmarks.atlas` replaces it. The other pages are docs/reproduce.md, docs/documents.md and README.md.
+`python -m benchmarks.atlas` replaces it. The other pages are docs/reproduce.md, docs/papers.md and README.md.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fedlens.results.rows import Results, write_data, write_info
 from fedlens.results.study_table import StudyTable, TableCell, markdown
 from fedlens.results.tables import study_tables
 from fedlens.studies.reproduce import RECORD, ListedStudy, StudyRecord, listed_studies, records
-from fedlens.studies.reproductions import FOLDER, reproduction
-from tools import documents_page, reproduce_table
+from fedlens.studies.reproductions import FOLDER, PAPERS, reproduction
+from tools import papers_page, reproduce_table
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "docs" / "atlas"
@@ -38,13 +38,13 @@ PAGE = ROOT / "docs" / "figures-of-five-papers.md"
 NOWHERE = Path("/nonexistent")  # what is on a machine does not belong on the page
 HEAD = """# Figures of five papers
 
-What our runs of the [documents](documents.md) show, beside the numbers that the documents state: {recorded} of {all}
+What our runs of the [papers](papers.md) show, beside the numbers that the papers state: {recorded} of {all}
 studies have a record. Each picture is drawn from the files of its record in `docs/atlas`, and each record names the
 command that makes it again ([Reproduce a figure](reproduce.md)). `python -m benchmarks.atlas` runs the studies without
 a record on one core of an idle machine, and writes this page.
 
-A picture of a small scale neither proves nor refutes a document. Below each picture stands what ran instead of the
-document's settings.
+A picture of a small scale neither proves nor refutes a paper. Below each picture stands what ran instead of the
+paper's settings.
 """
 
 
@@ -64,7 +64,9 @@ def page() -> str:
     parts, notes = [HEAD.format(recorded=len(recorded), all=len(studies))], PageNotes()
     for paper in dict.fromkeys(study.name.partition("/")[0] for study in studies):
         own = [study for study in studies if study.name.startswith(f"{paper}/")]
-        parts.append(f"\n## {paper}\n")
+        parts.append(
+            f"\n## {paper}\n\n{PAPERS[paper].authors}, [*{PAPERS[paper].title}*]({PAPERS[paper].link}).\n"
+        )
         parts += [part for study in own for record in study.records for part in _shown(study, record, notes)]
         parts += [part for study in own for part in unfinished(study)]
         parts += _without([study for study in own if not study.records])
@@ -92,7 +94,7 @@ def _shown(study: ListedStudy, record: StudyRecord, notes: PageNotes) -> Iterato
         rows = [[TableCell(number[key] or "–") for key in keys] for number in record.numbers]
         head = [record.metric, "here", "paper"][: len(keys)]
         yield f"\n{_table(StudyTable('numbers', 'Numbers', '', head, rows))}"
-        yield "" if stated else "\nThe text of the document states none of these numbers.\n"
+        yield "" if stated else "\nThe text of the paper states none of these numbers.\n"
     if not results.info.entries:
         tables = [table for table in study_tables(results) if table.name != "claims"]
         notes.add(study.name, [note for table in tables for note in table.notes])
@@ -105,7 +107,7 @@ def _shown(study: ListedStudy, record: StudyRecord, notes: PageNotes) -> Iterato
     if results.info.smaller:
         rows = [[*map(TableCell, row)] for row in results.info.smaller]
         table = _table(StudyTable("smaller", "Settings", "", ["setting", "paper", "here"], rows, labels=3))
-        yield f'\n??? info "What ran instead of the document\'s settings"\n\n{indent(table, "    ")}'
+        yield f'\n??? info "What ran instead of the paper\'s settings"\n\n{indent(table, "    ")}'
     files = ", ".join(f"[{name}]({link}/{name})" for name in ("results.jsonl", "study.json", "cost.json"))
     cost = f"{duration(3600 * record.cpu_hours)} of one core" if record.cpu_hours else "less than a second"
     yield f"\n`{record.command(study.name)}`: {cost}, {record.date}, fedlens {record.version}; {files}.\n"
@@ -159,7 +161,7 @@ def write_pages() -> None:
     table = reproduce_table.PAGE
     table.write_text(reproduce_table.rendered(table.read_text(encoding="utf-8")), encoding="utf-8")
 
-    documents_page.write()
+    papers_page.write()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """docs/set-ups.md: the papers' tables of data and settings, from the recipes and the catalogue.
 
-`python -m tools.set_ups_page` writes it anew; test_documents.py says when that is needed.
+`python -m tools.set_ups_page` writes it anew; test_papers.py says when that is needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `mkdocs build` does beyond its plugins.
 
-Equations become MathML, a notebook becomes a page, and the short names of documents are spelled out. None of it needs a
+Equations become MathML, a notebook becomes a page, and the short names of papers are spelled out. None of it needs a
 network, or a script in the page.
 """
 
@@ -15,22 +15,11 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
+from fedlens.studies.reproductions import PAPERS
+
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL)
 _PLAIN = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<math.*?</math>|<[^>]*>)", flags=re.DOTALL)
-_DOCUMENTS = {
-    "hsu2019": (
-        "Hsu et al. 2019",
-        "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-    ),
-    "hsu2020": ("Hsu et al. 2020", "Federated Visual Classification with Real-World Data Distribution"),
-    "fedcv": ("He et al. 2021", "FedCV: A Federated Learning Framework for Diverse Computer Vision Tasks"),
-    "chen2022": ("Chen et al. 2022", "On Pre-Training for Federated Learning"),
-    "ghaemi2022": (
-        "Ghaemi 2022",
-        "Federated Learning for Image Classification: FedAvg, FedProx, and ADMM-Based Algorithms",
-    ),
-}
-_SHORT = re.compile(rf"\b({'|'.join(_DOCUMENTS)})\b")
+_SHORT = re.compile(rf"\b({'|'.join(PAPERS)})\b")
 _BREAKPOINTS = {"76.25em": "72em", "76.234375em": "71.984375em"}
 _NOTEBOOK = re.compile(r"<!-- notebook: (\S+\.ipynb) -->")
 
@@ -42,7 +31,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
-    """Turns `$...$` and `$$...$$`, which arithmatex has marked, into MathML, and spells documents out."""
+    """Turns `$...$` and `$$...$$`, which arithmatex has marked, into MathML, and spells papers out."""
     drawn = _MATH.sub(lambda match: mathml(html.unescape(match[3]), block=match[2] == "["), content)
     return spelled(drawn)
 
@@ -87,11 +76,11 @@ def spelled(content: str) -> str:
     seen: set[str] = set()
 
     def name(match: re.Match[str]) -> str:
-        short, title = _DOCUMENTS[match[1]]
+        paper = PAPERS[match[1]]
         if match[1] in seen:
-            return short
+            return paper.authors
         seen.add(match[1])
-        return f'<abbr title="{title}">{short}</abbr>'
+        return f'<abbr title="{paper.title}">{paper.authors}</abbr>'
 
     # Every second piece is markup or code.
     return "".join(

@@ -92,7 +92,7 @@ class OptimalConvex(Aggregate):
     All replies of a round are kept in memory, and one worker gets them all.
 
     Args:
-        on: the server's data that the weights are chosen on. With "test", as in the document, the test metrics of the
+        on: the server's data that the weights are chosen on. With "test", as in the paper, the test metrics of the
             run are optimistic, since the model was chosen by them.
         weighting: of the plain average, one of the candidates.
         lr, epochs, batch_size, starts: of the search.

@@ -1,6 +1,6 @@
 """ADMM: ghaemi2022 section 4.3; Zhou and Li 2021 (arXiv 2110.15318) and 2022 (arXiv 2204.10607).
 
-What the four algorithms share. With w_i the client's weight in the objective sum_i w_i f_i, the documents' dual
+What the four algorithms share. With w_i the client's weight in the objective sum_i w_i f_i, the papers' dual
 variable pi_i and penalty sigma_i stand here divided by it: u_i = pi_i / w_i, rho_i = sigma_i / w_i. A client sends
 z_i = x_i + u_i / rho_i, so that the server's step (Eq. 2.16, 3.1, 4.4) is one weighted mean:
 
@@ -317,7 +317,7 @@ def liadmm(
 
     Ranges:
         gamma: As a learning rate of full-batch gradient descent; the optimistic step wants it somewhat smaller.
-        gradient: full is the equation. training is what a document with "batch size 128, 10 epochs" may have run.
+        gradient: full is the equation. training is what a paper with "batch size 128, 10 epochs" may have run.
         absent: drop is how ghaemi2022 ran it, as far as it says. A client's correction is then the gradient of its last
             visit; last keeps old `z_i` in the mean, and wants a much smaller `gamma`.
 

@@ -32,7 +32,7 @@ def optimal_aggregation(
 ) -> list[dict[str, Any]]:
     """The gap between averaging and the best convex combination of the local models (chen2022, Eq. 5, figure 3).
 
-    The weights are chosen on the data that they are evaluated on, as in the document: the gap is an upper bound of
+    The weights are chosen on the data that they are evaluated on, as in the paper: the gap is an upper bound of
     what better weights could gain. See `fedlens.tasks.optimal_weights`.
 
     Returns:

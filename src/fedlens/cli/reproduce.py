@@ -1,4 +1,4 @@
-"""`fedlens reproduce`: run the study behind a figure or a table of a document."""
+"""`fedlens reproduce`: run the study behind a figure or a table of a paper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from fedlens.base.printable import printable
 from fedlens.base.shell_command import quoted_command
 from fedlens.cli.display.output import CommandOutput, print_columns, print_json, reported, say
-from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
+from fedlens.cli.options import AcceptChanges, Changes, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 
 if TYPE_CHECKING:
     from fedlens.studies.reproduce import ListedStudy, StudyCost, StudyRecord
@@ -32,9 +32,10 @@ class Scale(StrEnum):
 
 _SCALE = (
     "smoke: two rounds, nothing learned; minutes: up to 10 minutes of one core, the default where the study has it; "
-    "laptop: up to an hour; paper: as in the document."
+    "laptop: up to an hour; paper: the paper's own settings."
 )
 _LARGE = ((1e9, "billion "), (1e6, "million "), (1e3, "thousand "), (1, ""))
+_DIFFERENCES = 8  # that are printed before the runs start
 ChosenScale = Annotated[Scale | None, typer.Option(help=_SCALE)]
 _DRY_RUN = "Print the cost and how the scale differs from paper, and run nothing."
 DryRun = Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)]
@@ -54,6 +55,7 @@ def reproduce(
     ] = None,
     dry_run: DryRun = False,
     listed: Listed = False,
+    changes: Changes = None,
     accept_changes: AcceptChanges = False,
     report: Report = True,
     data_dir: DataDir = None,
@@ -62,7 +64,7 @@ def reproduce(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run the study behind a figure or a table of a document, and show both results side by side.
+    """Run the study behind a figure or a table of a paper, and show both results side by side.
 
     The same command continues an interrupted study.
     """
@@ -91,15 +93,16 @@ def reproduce(
         if not (quiet or as_json):
             show_record(name, recorded, chosen)
         cost = costs()[name][chosen]
-        absent = absent_data(cost.datasets, data_dir)
+        # Changed settings may need other data; loading them says which.
+        absent = [] if changes else absent_data(cost.datasets, data_dir)
         if absent and not dry_run:
             refuse_absent(cost.datasets, data_dir, download)
 
         from fedlens.cli.sweep import run_study
         from fedlens.studies.study import Study
 
-        study = Study.load(path, chosen)
-        _show_plan(study.plan(), cost, quiet, dry_run, as_json)
+        study = Study.load(path, chosen, overrides=changes or ())
+        _show_plan(study.plan(), None if changes else cost, quiet, dry_run, as_json)
         if dry_run and absent:
             _show_absent(name, chosen, cost, absent, output)
             return
@@ -108,7 +111,7 @@ def reproduce(
             output,
             quiet=quiet,
             dry_run=dry_run,
-            out=out or folder_of(name, chosen),
+            out=out or folder_of(name, chosen, changes or ()),
             jobs=jobs,
             data_dir=data_dir,
             download=download,
@@ -117,11 +120,11 @@ def reproduce(
         )
 
 
-def _show_plan(plan: StudyPlan, cost: StudyCost, quiet: bool, dry_run: bool, as_json: bool) -> None:
-    """Prints the cost, the caveats, and what differs from the scale "paper": as a number, or all with --dry-run."""
+def _show_plan(plan: StudyPlan, cost: StudyCost | None, quiet: bool, dry_run: bool, as_json: bool) -> None:
+    """Prints the cost, the caveats, and what differs from the paper: the first settings, or all with --dry-run."""
     if not quiet:
-        lines = [*_cost_lines(cost), *plan.caveats]
-        for line in lines if dry_run else [*lines, *differences_line(plan.differences)]:
+        lines = [*(_cost_lines(cost) if cost else ()), *plan.caveats]
+        for line in lines if dry_run else [*lines, *difference_lines(plan.differences)]:
             print(printable(line), file=sys.stderr if as_json else sys.stdout)
     if dry_run and plan.differences and not as_json:
         print_columns(plan.differences, ("setting", "paper", "here"))
@@ -148,28 +151,32 @@ def _cost_lines(cost: StudyCost) -> list[str]:
     return [runs, before] if cost.pretraining_images else [runs]
 
 
-def differences_line(differences: Sequence[object]) -> list[str]:
-    """Returns one line on the number of differences of the scale; empty at the scale of the document.
+def difference_lines(differences: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Returns a line for each of the first settings that differ from the paper; empty at the scale of the paper.
 
-    >>> differences_line([("rounds", "80", "2"), ("seeds", "5", "1")])
-    ['2 differences to the scale paper: --dry-run and the page list them']
+    >>> difference_lines([("rounds", "80", "2"), ("C", "0.05, 0.4", "0.05, 0.1")])
+    ['rounds: 80 in the paper; 2 here', 'C: 0.05, 0.4 in the paper; 0.05, 0.1 here']
     """
-    from fedlens.base.format import many
-
-    number = many(len(differences), "difference")
-    return [f"{number} to the scale paper: --dry-run and the page list them"] if differences else []
+    lines = [f"{name}: {paper} in the paper; {here} here" for name, paper, here in differences[:_DIFFERENCES]]
+    more = len(differences) - len(lines)
+    return lines + ([f"and {more} more, which --dry-run and the page list"] if more else [])
 
 
 def show_list(studies: Sequence[ListedStudy], as_json: bool) -> None:
-    """Prints the studies of each document: costs by scale, data that are missing, and what has been run."""
+    """Prints the studies of each paper: costs by scale, data that are missing, and what has been run."""
     if as_json:
         print_json([asdict(study) for study in studies])
         return
     from fedlens.studies.reproduce import SCALES
-    from fedlens.studies.reproductions import left_out
+    from fedlens.studies.reproductions import PAPERS, left_out
 
-    for document in dict.fromkeys(study.name.partition("/")[0] for study in studies):
-        say(("" if document == studies[0].name.partition("/")[0] else "\n") + document)
+    for paper in dict.fromkeys(study.name.partition("/")[0] for study in studies):
+        of = (
+            f": {PAPERS[paper].title} ({PAPERS[paper].authors}, {PAPERS[paper].link})"
+            if paper in PAPERS
+            else ""
+        )
+        say(f"{'' if paper == studies[0].name.partition('/')[0] else chr(10)}{paper}{of}")
         rows = [
             (
                 study.name,
@@ -179,7 +186,7 @@ def show_list(studies: Sequence[ListedStudy], as_json: bool) -> None:
                 study.description,
             )
             for study in studies
-            if study.name.partition("/")[0] == document
+            if study.name.partition("/")[0] == paper
         ]
         head = ("study", *SCALES, "missing data", "has been run", "what it is")
         print_columns(rows, head, numeric=range(1, 1 + len(SCALES)))

@@ -122,9 +122,7 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
             say(*estimated.sentences)
         if dry_run:
             if change and not output.as_json:
-                say(
-                    "The study file has changed since the runs were made; --accept-changes continues the study."
-                )
+                say("The study has changed since the runs were made; --accept-changes continues the study.")
                 say(*change.sentences())
             return
         how["jobs"] = estimated.jobs if how["jobs"] is None else how["jobs"]

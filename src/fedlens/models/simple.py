@@ -1,4 +1,4 @@
-"""The small models of the documents. Each takes images [n, C, H, W] and gives logits [n, classes]."""
+"""The small models of the papers. Each takes images [n, C, H, W] and gives logits [n, classes]."""
 
 from __future__ import annotations
 

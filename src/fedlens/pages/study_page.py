@@ -62,6 +62,7 @@ def write_study_page(folder: Path) -> Path:
         "caveats": info.caveats,
         "tables": study_tables(results),
         "figures": [_shown(named, folder) for named in study_figures(results)],
+        "paper": info.paper if info.paper.get("link", "").startswith("https://") else {},
         "method": _method(results),
         "command": info.command,
         "version": ", ".join(versions),

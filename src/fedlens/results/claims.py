@@ -1,4 +1,4 @@
-"""The claims of a document, such as "fedavgm - fedavg > 20 points where alpha <= 0.05", and the verdicts on them.
+"""The claims of a paper, such as "fedavgm - fedavg > 20 points where alpha <= 0.05", and the verdicts on them.
 
 A verdict compares the interval of a number over seeds with the claim.
 """
@@ -223,10 +223,10 @@ class ComparedCells:
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """A claim of a document, and whether the results show it.
+    """A claim of a paper, and whether the results show it.
 
     Attributes:
-        where: the place of the claim in the document.
+        where: the place of the claim in the paper.
         holds: the expression over cells; empty for a claim without one.
         answer: "shows" if the whole interval of every selected cell satisfies the claim, "does not show" if the whole
             interval of some cell contradicts it, and otherwise "cannot tell".
@@ -244,7 +244,7 @@ class ClaimVerdict:
 
     @property
     def text_and_place(self) -> str:
-        """The claim, and where the document makes it."""
+        """The claim, and where the paper makes it."""
         return f"{self.text} ({self.where})" if self.where else self.text
 
     @property
@@ -273,10 +273,10 @@ def claims_table(results: Results) -> StudyTable:
     head = ["Claim", "Verdict", "Numbers", "Scale"]
     verdicts = claim_verdicts(results)
     rows = [[*map(TableCell, (v.text_and_place, v.words, v.numbers, v.scale))] for v in verdicts]
-    caption = "What the document claims, and whether the results show it."
+    caption = "What the paper claims, and whether the results show it."
     notes = [words for answer, words in _MEANINGS.items() if any(v.answer == answer for v in verdicts)]
     notes += _NUMBERS if any(v.numbers for v in verdicts) else ()
-    title = "Claims of the document"
+    title = "Claims of the paper"
     return StudyTable("claims", title, caption, head, rows, notes, len(head), results.info.caveats)
 
 

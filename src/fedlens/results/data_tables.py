@@ -58,7 +58,7 @@ def datasets(view: TableView) -> StudyTable:
 
 
 def population_facts(population: CasePopulation) -> dict[str, float]:
-    """The numbers of one population, by the name that document files use.
+    """The numbers of one population, by the name that paper files use.
 
     >>> columns, counts, offsets = [0, 1, 0], [1, 1, 1], [0, 2, 3]
     >>> population = CasePopulation(
@@ -135,7 +135,7 @@ def efficiency(
 
 @dataclass(frozen=True)
 class FactsRow:
-    """A row of numbers by name, and those that the document states; `label` is the document's, if it is another."""
+    """A row of numbers by name, and those that the paper states; `label` is the paper's, if it is another."""
 
     names: Sequence[TableCell]
     facts: Mapping[str, float]
@@ -152,7 +152,7 @@ def _table(
     columns: Sequence[FactColumn],
     notes: Sequence[str] = (),
 ) -> StudyTable:
-    """A table with a row for each of `lines`, and below it one in italics with the document's numbers."""
+    """A table with a row for each of `lines`, and below it one in italics with the paper's numbers."""
     rows, sources = [], list[str]()
     for line in lines:
         rows.append([*line.names, *(TableCell(shown(line.facts.get(key))) for key, _, shown in columns)])
@@ -192,7 +192,7 @@ def _columns(costs: Sequence[CellCost], runs: bool, memory: bool, gbit: float | 
 
 
 def cost_facts(cost: CellCost | None, lines: Sequence[Row], gbit: float | None = None) -> dict[str, float]:
-    """The numbers of one row, by the name that document files use, without unknown ones.
+    """The numbers of one row, by the name that paper files use, without unknown ones.
 
     Args:
         cost: of the model; without it, parameters and multiply-adds are those that the runs recorded.
@@ -229,7 +229,7 @@ def _key(case: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _stated(view: TableView, method: str | None, case: Mapping[str, Any]) -> dict[str, StatedValue]:
-    """The document's values of a row by metric."""
+    """The paper's values of a row by metric."""
     values = stated_values(view.info.document) if view.document else []
     return {
         value.metric: value

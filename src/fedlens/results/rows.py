@@ -178,7 +178,8 @@ class StudyInfo:
         figures, tables: what the study file asks for, each with its "kind".
         scale: "smoke", "minutes", "laptop" or "paper"; "" for a study without scales.
         smaller: what differs from the scale "paper": rows of a setting, its value there, and its value here.
-        document: the document's own numbers; see `fedlens.studies.reproductions`.
+        document: the paper's own numbers; see `fedlens.studies.reproductions`.
+        paper: "authors", "title" and "link" of the paper; empty for a study of the user.
         command: that makes these results.
         entries: the runs, in order.
         stop_diverged: whether a run ends when its loss diverges; None in files of earlier versions.
@@ -215,6 +216,7 @@ class StudyInfo:
     pretrained_labels: Mapping[str, str] = field(default_factory=dict)
     analyses: Sequence[str] = ()
     caveats: Sequence[str] = ()
+    paper: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

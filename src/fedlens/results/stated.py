@@ -1,4 +1,4 @@
-"""Values that a document states, matched with the cells of a study."""
+"""Values that a paper states, matched with the cells of a study."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 @dataclass(frozen=True)
 class StatedValue:
-    """One value of a document.
+    """One value of a paper.
 
     Attributes:
         method: of the study, or another name such as "centralized" that the study does not run.
@@ -26,7 +26,7 @@ class StatedValue:
     Raises `ValueError` unless exactly one of them is.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # as a table of a document
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # as a table of a paper
 
     method: str
     metric: str
@@ -93,7 +93,7 @@ def stated_values(document: Mapping[str, Any], metric: str | None = None) -> lis
 
 
 def stated_label(document: Mapping[str, Any], method: str, label: str) -> str:
-    """The label of a method beside the document's numbers: that of the document's scale, if `label` is another.
+    """The label of a method beside the paper's numbers: that of the paper's scale, if `label` is another.
 
     >>> stated_label({"labels": {"fedavg-many": "FedAvg, K = 100"}}, "fedavg-many", "FedAvg, K = 20")
     'FedAvg, K = 100'

@@ -154,9 +154,9 @@ class Column:
     """A column of measured values.
 
     Attributes:
-        head: None for a method that the study does not run: only the document's numbers are shown.
-        stated: what the document states of each value, empty for nothing.
-        label: the document's label of the column, where it is another.
+        head: None for a method that the study does not run: only the paper's numbers are shown.
+        stated: what the paper states of each value, empty for nothing.
+        label: the paper's label of the column, where it is another.
     """
 
     head: str | None
@@ -174,7 +174,7 @@ class TableView:
         name: of its files.
         title: empty for the usual title of the kind.
         digits: after the point, of shares in per cent and of differences; None for the usual number.
-        document: whether rows of the document's own numbers are shown.
+        document: whether rows of the paper's own numbers are shown.
         where: the table in the study file, for messages.
     """
 
@@ -266,13 +266,13 @@ class TableView:
 
     @cached_property
     def all_stated(self) -> list[StatedValue]:
-        """The document's values of the metric; none for a table without them."""
+        """The paper's values of the metric; none for a table without them."""
         return stated_values(self.info.document, self.metric) if self.document else []
 
     def stated(
         self, method: str, case: Mapping[str, Any], at: Mapping[str, float] | None = None
     ) -> StatedValue | None:
-        """What the document states about a method in a case, at a budget or else at the end of training."""
+        """What the paper states about a method in a case, at a budget or else at the end of training."""
         wanted = dict(at or {})
         for value in self.all_stated:
             same = value.at.keys() == wanted.keys() and all(
@@ -285,7 +285,7 @@ class TableView:
     def stated_text(
         self, method: str, case: Mapping[str, Any], at: Mapping[str, float] | None = None, count: bool = False
     ) -> str:
-        """What the document states, in the unit of the table: "above 75.0"; empty for nothing.
+        """What the paper states, in the unit of the table: "above 75.0"; empty for nothing.
 
         Args:
             count: whether it is a number of rounds, not a value of the metric.
@@ -296,7 +296,7 @@ class TableView:
         return value.word + (f"{value.number:,.0f}" if count else self.value(value.number))
 
     def document_label(self, method: str) -> str:
-        """The document's label of a method; empty where it is that of the study."""
+        """The paper's label of a method; empty where it is that of the study."""
         label = stated_label(self.info.document, method, self.label(method))
         return label if label != self.label(method) or method not in self.info.methods else ""
 
@@ -309,12 +309,12 @@ class TableView:
         labels: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> StudyTable:
-        """A table with notes on failed runs, and with the document's numbers behind those that it states.
+        """A table with notes on failed runs, and with the paper's numbers behind those that it states.
 
         Args:
             words: the caption, and sentences for the notes.
             names: the heads and the cells of the columns that name the rows.
-            labels: the document's labels of the rows, empty where it has that of the study. The first number has it.
+            labels: the paper's labels of the rows, empty where it has that of the study. The first number has it.
         """
         head, rows = list(names[0]), [list(row) for row in names[1]]
         left = [f" ({label})" if label else "" for label in labels] or [""] * len(rows)
@@ -327,7 +327,7 @@ class TableView:
                 for k, text in enumerate(column.stated):
                     rows[k].append(TableCell(text + left[k] if text else MISSING))
                     left[k] = "" if text else left[k]
-        source = self.info.document.get("source", "the document's numbers")
+        source = self.info.document.get("source", "the paper's numbers")
         paper = [f'"Paper": {source}.'] if any(PAPER in name for name in head) else []
         caption, *more = words
         notes = [*filter(None, more), *notes, *failure_notes(self.cells, self.results), *paper]
@@ -336,7 +336,7 @@ class TableView:
     def column(
         self, head: str, text: Callable[[Cell], str], stated: Callable[[Cell], str] = lambda _: ""
     ) -> Column:
-        """A column of `table_of_cells`: the text of each cell, and what the document states about it."""
+        """A column of `table_of_cells`: the text of each cell, and what the paper states about it."""
         return Column(head, [TableCell(text(each)) for each in self.cells], [*map(stated, self.cells)])
 
     def table_of_cells(

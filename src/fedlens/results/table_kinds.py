@@ -234,7 +234,7 @@ def relative(view: TableView, *, to: str = "centralized", rows: Lines = "methods
         return view.mean(found, metric=share) if found else MISSING
 
     def stated_of(method: str, case: Mapping[str, Any]) -> str:
-        """The document's ratio, where it states both values; of `to`, its value."""
+        """The paper's ratio, where it states both values; of `to`, its value."""
         value, reference = view.stated(method, case), view.stated(to, case)
         if method == to or value is None:
             return view.stated_text(method, case)
@@ -275,13 +275,13 @@ def _by_method_and_case(
     stated_of: Callable[[str, Mapping[str, Any]], str],
     labels: Mapping[str, str] | None = None,
 ) -> tuple[tuple[Sequence[str], Sequence[Sequence[TableCell]]], list[Column], Sequence[str]]:
-    """The names of the rows, a column a case (or a method), and the document's labels, for `TableView.table`.
+    """The names of the rows, a column a case (or a method), and the paper's labels, for `TableView.table`.
 
-    Methods of the document that the study does not run are among them.
+    Methods of the paper that the study does not run are among them.
 
     Args:
         rows: what a row is.
-        stated_of: what the document states about a method in a case; empty for nothing.
+        stated_of: what the paper states about a method in a case; empty for nothing.
         labels: instead of those of the study.
     """
     cases, own = view.info.cases, {**view.info.methods, **(labels or {})}

@@ -20,7 +20,8 @@ from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan, Values
 
 _OF_TASK = "that of the task"
-_MOST = 4  # cells, settings or values that are named
+_MOST = 4  # cells or settings that are named
+_VALUES = 12  # values of a setting that are named
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,7 @@ def refuse_changed(folder: Path, plan: StudyPlan, accept_changes: bool = False) 
     """
     change = changed_study(folder, plan)
     if change and not accept_changes:
-        what = "\n".join(
-            [f"the study file has changed since the runs in {folder} were made", *change.sentences()]
-        )
+        what = "\n".join([f"the study has changed since the runs in {folder} were made", *change.sentences()])
         stay = ""
         if change.gone:
             one = len(change.gone) == 1
@@ -204,7 +203,7 @@ def differences(before: Values, now: Values) -> list[str]:
 
 def _short(words: str | None) -> str:
     values = [] if words is None else words.split(", ")
-    return "not set" if words is None else words if len(values) <= _MOST else f"{len(values)} values"
+    return "not set" if words is None else listed(values, _VALUES)
 
 
 def _described(values: Values, tables: Mapping[str, Set[str]], name_seeds: bool) -> dict[str, str]:

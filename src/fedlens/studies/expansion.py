@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.summary_text import listed
 from fedlens.studies.run_settings import PlacedSetting
 from fedlens.studies.study_file import Places
 from fedlens.studies.study_settings import (
@@ -29,6 +30,7 @@ Values = Mapping[str, Any]
 _ALONE = "data.", "seeds."  # settings that are not tuned unless `tune.over` names them
 _LONG = 24  # characters of a value in a name
 _MOST = 1_000_000  # combinations
+_NAMED = 8  # values in an error
 _TRIES = 100  # draws for each point of [random], of which some can be equal
 
 
@@ -162,6 +164,7 @@ class Expansion:
             method for name, table in tables.items() for method in self._methods(name, table)
         ]
         self._refuse_unused()
+        self._refuse_varied()
         self._refuse_set_again()
         _refuse_twice(self.methods, places)
 
@@ -314,6 +317,25 @@ class Expansion:
         }
         everywhere |= {key: place for grid in self._common for key, place in grid.places.items()}
         self._refuse_both(self._settings(self._study.set, "set"), everywhere)
+
+    def _refuse_varied(self) -> None:
+        """Raises `ConfigError` for a `--set` without effect, since methods, cases or grids set it again."""
+        placed = [one for case in self.cases for one in (*case.settings, *case.grid)]
+        for method in self.methods:
+            placed += method.settings
+            placed += [one for point in method.tuned.points for one in _located(point, method.tuned.places)]
+        for key in self._places.changed:
+            pairs = [(one, f"{key}.", f"{one.key}.") for one in placed]
+            found = [one for one, own, other in pairs if own.startswith(other) or other.startswith(own)]
+            same = [one for one in found if one.key == found[0].key]
+            values = list(dict.fromkeys(shown_value(one.value) for one in same))
+            if values:
+                verb, which = ("varies", "") if len(values) > 1 else ("sets", " for a part of its runs")
+                raise ConfigError(
+                    f"the study {verb} '{found[0].key}'{which} ({listed(values, _NAMED)}), so --set cannot change it",
+                    where=found[0].place,
+                    hint=f"remove --set {key}, or change the values in a copy of the study file",
+                )
 
     def _refuse_unused(self) -> None:
         """Raises `ConfigError` if a case and a method both name a base."""

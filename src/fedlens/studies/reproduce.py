@@ -163,7 +163,7 @@ class StudyRecord:
     Attributes:
         version: of fedlens.
         cpu_hours: of one core.
-        outcome: a sentence on the results, and one on the claims of the document.
+        outcome: a sentence on the results, and one on the claims of the paper.
         commit: of the repository; with "+" after it if sources were edited, "" if it is not known.
         date: of the end, as YYYY-MM-DD.
         hours: of the clock.

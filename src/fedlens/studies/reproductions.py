@@ -1,11 +1,12 @@
-"""The files of the studies that reproduce figures and tables of the documents, by name, and what the documents state.
+"""The files of the studies that reproduce figures and tables of the papers, by name, and what the papers state.
 
-`NAME.document.toml` has the numbers that a document states in its text and tables.
+`NAME.document.toml` has the numbers that a paper states in its text and tables.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,16 +29,55 @@ FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "studies"
 COPY = "study.toml"
 """The copy of a study file in the folder of its results."""
 _DOCUMENT = ".document.toml"
-_ROWS = "documents.csv"
+_ROWS = "papers.csv"
+_LONGEST = 120  # characters of the name of a folder
 _OTHERS = {"record.toml", "names.toml"}  # of the folder that are no studies
+_NO_NAME = re.compile(r"[^\w.]+")  # in a setting, what the name of its folder leaves out
 
 
 @dataclass(frozen=True)
-class DocumentRow:
-    """One thing that the documents describe, of documents.csv.
+class Paper:
+    """One of the papers that fedlens is built from."""
+
+    authors: str
+    title: str
+    link: str
+
+
+PAPERS: Mapping[str, Paper] = {
+    "hsu2019": Paper(
+        "Hsu et al. 2019",
+        "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+        "https://arxiv.org/abs/1909.06335",
+    ),
+    "hsu2020": Paper(
+        "Hsu et al. 2020",
+        "Federated Visual Classification with Real-World Data Distribution",
+        "https://arxiv.org/abs/2003.08082",
+    ),
+    "fedcv": Paper(
+        "He et al. 2021",
+        "FedCV: A Federated Learning Framework for Diverse Computer Vision Tasks",
+        "https://arxiv.org/abs/2111.11066",
+    ),
+    "chen2022": Paper(
+        "Chen et al. 2022", "On Pre-Training for Federated Learning", "https://arxiv.org/abs/2206.11488"
+    ),
+    "ghaemi2022": Paper(
+        "Ghaemi 2022",
+        "Federated Learning for Image Classification: FedAvg, FedProx, and ADMM-Based Algorithms",
+        "https://github.com/hafezgh/Federated-Deep-Learning-for-Image-Classfication",
+    ),
+}
+"""The papers by their short names, which are the folders of their studies."""
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One thing that the papers describe, of papers.csv.
 
     Attributes:
-        papers: the short names of the documents.
+        papers: the short names of the papers.
         kind: "system", "algorithm", "training", "dataset", "model", "partition", "metric", "figure" or "table".
         what: the thing; of a figure or table "Figure 5: what it shows".
         where: where fedlens has it.
@@ -67,27 +107,27 @@ class DocumentRow:
 
 
 @cache
-def document_rows() -> tuple[DocumentRow, ...]:
-    """Everything that the five documents describe, in the order of documents.csv.
+def paper_rows() -> tuple[PaperRow, ...]:
+    """Everything that the five papers describe, in the order of papers.csv.
 
-    >>> sorted({row.kind for row in document_rows()})[:3]
+    >>> sorted({row.kind for row in paper_rows()})[:3]
     ['algorithm', 'dataset', 'figure']
     """
     with (FOLDER / _ROWS).open(encoding="utf-8", newline="") as file:
         return tuple(
-            DocumentRow(tuple(papers.split()), kind, what, where, tuple(pointers.split("; ")), state, why)
+            PaperRow(tuple(papers.split()), kind, what, where, tuple(pointers.split("; ")), state, why)
             for papers, kind, what, where, pointers, state, why in islice(csv.reader(file), 1, None)
         )
 
 
 @cache
 def left_out() -> dict[str, str]:
-    """The figures and tables of documents that have no study, with the reason, or where they are.
+    """The figures and tables of papers that have no study, with the reason, or where they are.
 
     >>> "chen2022/table7" in left_out()
     True
     """
-    drawn = [row for row in document_rows() if row.kind in ("figure", "table") and row.state]
+    drawn = [row for row in paper_rows() if row.kind in ("figure", "table") and row.state]
     rows = [row for row in drawn if row.name[-1].isdigit()]  # the others have no number to ask for
     return {row.name: row.why if row.state == "not there" else row.where or row.why for row in rows}
 
@@ -127,13 +167,26 @@ def reproduction(name: str) -> Path:
     raise ConfigError(f"unknown study '{name}'", hint=hint)
 
 
-def folder_of(name: str, scale: str) -> Path:
-    """Returns the default folder of the results of a study.
+def paper_of(path: Path | None) -> Paper | None:
+    """The paper that a study file of fedlens belongs to; None for a study of the user.
 
-    >>> folder_of("hsu2019/fig5", "laptop").as_posix()
-    'studies/hsu2019/fig5/laptop'
+    >>> paper_of(reproduction("hsu2019/fig5")).link
+    'https://arxiv.org/abs/1909.06335'
     """
-    return Path("studies", *name.split("/"), scale)
+    return PAPERS.get(path.resolve().parent.name) if _is_ours(path) and path is not None else None
+
+
+def _is_ours(path: Path | None) -> bool:
+    return path is not None and path.resolve().is_relative_to(FOLDER)
+
+
+def folder_of(name: str, scale: str, changes: Sequence[str] = ()) -> Path:
+    """Returns the default folder of the results of a study; changed settings have a folder of their own.
+
+    >>> folder_of("hsu2019/fig5", "laptop").as_posix(), folder_of("hsu2019/fig5", "laptop", ["rounds=3"]).name
+    ('studies/hsu2019/fig5/laptop', 'laptop-rounds-3')
+    """
+    return Path("studies", *name.split("/"), _NO_NAME.sub("-", " ".join([scale, *changes]))[:_LONGEST])
 
 
 def study_command(
@@ -161,10 +214,10 @@ def study_command(
     >>> study_command(Path("my study.toml"), "", usual, usual, changes=["rounds=2"], seeds=[3, 4])
     "fedlens sweep 'my study.toml' --set rounds=2 --seeds 3,4"
     """
-    if path is not None and path.resolve().is_relative_to(FOLDER) and not changes and seeds is None:
+    if path is not None and _is_ours(path) and seeds is None:
         name, scale = _name(path.resolve()), scale or "paper"
-        out = folder if folder != folder_of(name, scale) else None
-        return shell_command("reproduce", name, scale=scale, out=out, data_dir=data_dir)
+        out = folder if folder != folder_of(name, scale, changes) else None
+        return shell_command("reproduce", name, changes=changes, scale=scale, out=out, data_dir=data_dir)
     if path is None:
         path = Path("STUDY_FILE") if folder is None else folder / COPY
     return shell_command(
@@ -201,13 +254,13 @@ class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(min_length=1)
-    lost: str = ""  # content of figures that the text of the document does not state
+    lost: str = ""  # content of figures that the text of the paper does not state
     claims: list[_Claim] = []
     values: list[StatedValue] = []
 
 
 def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
-    """Returns the numbers of a document, in the form of `StudyInfo.document`.
+    """Returns the numbers of a paper, in the form of `StudyInfo.document`.
 
     Keys: "source", "lost" (what only a figure showed), "claims" (a list of tables, see
     `fedlens.results.claims`), and "values": a list of tables, see `fedlens.results.stated.StatedValue`.
@@ -226,7 +279,7 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
     """
     if not path.exists():
         raise ConfigError(
-            f"the file {path} with the document's numbers does not exist",
+            f"the file {path} with the paper's numbers does not exist",
             where=named,
             hint="copy or write it beside the study file, or remove 'document'",
         )
@@ -242,10 +295,10 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
 
 
 def stated_document(source: StudySource) -> dict[str, Any]:
-    """The document's numbers that the tables and figures of a study name, as `StudyInfo.document` has them.
+    """The paper's numbers that the tables and figures of a study name, as `StudyInfo.document` has them.
 
     Values of several files are joined. A value of a method or a case that others stand for has their names here, and
-    "labels" has the labels of methods at the scale of the document, where they are others. Raises `ConfigError` as
+    "labels" has the labels of methods at the scale of the paper, where they are others. Raises `ConfigError` as
     `read_document` does.
     """
     documents = list(_documents(source).values())
@@ -266,7 +319,7 @@ def check_claims(source: StudySource, paper: StudyInfo) -> None:
 
 
 def _documents(source: StudySource) -> dict[Path, dict[str, Any]]:
-    """The documents that the tables and figures of a study name, by path."""
+    """The papers that the tables and figures of a study name, by path."""
     study = source.settings
     files: dict[str, str] = {}  # and the first place that names each
     for kind, specs in (("tables", study.tables), ("figures", study.figures)):

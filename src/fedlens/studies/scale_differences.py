@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fedlens.base.format import many, setting
 from fedlens.base.parse_text import parse_toml
 from fedlens.base.summary_text import conjoined
+from fedlens.results.cells import is_number
 from fedlens.results.rows import EFFECTIVE
 from fedlens.results.words import shown
 from fedlens.settings.config import plain
@@ -23,7 +24,7 @@ from fedlens.studies.study_settings import PretrainedSettings
 
 NAMES = "names.toml"
 _COMPONENTS = ("algorithm", "aggregate", "data.dataset", "data.partition", "model", "select", "task")
-_LISTED, _NAMED = 6, 12
+_NAMED = 12
 _LAST = "evaluations that a value is the mean of"
 _WORDS = {
     "rounds": "rounds",
@@ -89,8 +90,10 @@ class ScaleValues(NamedTuple):
     values: Mapping[str, Sequence[Any]]
 
     def shown(self, key: str) -> list[str]:
-        """The values of a setting, as tables and captions show them."""
-        return [*dict.fromkeys(_shown(key, value, self.cells) for value in self.values.get(key, []))]
+        """The values of a setting, as tables and captions show them, numbers in rising order."""
+        values = self.values.get(key, [])
+        ordered = sorted(values) if all(map(is_number, values)) else values
+        return [*dict.fromkeys(_shown(key, value, self.cells) for value in ordered)]
 
 
 def changed_keys(paper: ScaleValues, here: ScaleValues) -> list[str]:
@@ -102,7 +105,7 @@ def changed_keys(paper: ScaleValues, here: ScaleValues) -> list[str]:
 def _row(
     key: str, paper: ScaleValues, here: ScaleValues, labels: Mapping[str, str], of: str = ""
 ) -> ChangedSetting:
-    texts = (_some(each.shown(key), _LISTED) for each in (paper, here))
+    texts = (_some(each.shown(key), _NAMED) for each in (paper, here))
     return ChangedSetting(of + labels.get(key, key), *texts)
 
 

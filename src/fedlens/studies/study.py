@@ -86,7 +86,7 @@ class StudyResult:
 
     @property
     def verdicts(self) -> list[ClaimVerdict]:
-        """Whether the results show each claim of the document: the answer, and the numbers that it rests on."""
+        """Whether the results show each claim of the paper: the answer, and the numbers that it rests on."""
         return claim_verdicts(self.results)
 
     @property
@@ -265,7 +265,7 @@ class Study:
         if path is not None and not self._changes and self._seeds is None:
             content = path.read_bytes()
         else:
-            content = tomli_w.dumps(writable(self._source.values)).encode()
+            content = tomli_w.dumps(writable(self._source.given)).encode()
         write_atomically(folder / COPY, content)
 
 

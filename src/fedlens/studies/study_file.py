@@ -57,11 +57,16 @@ def _setting_names(key: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the settings of a study stand: the file, the scale, and the lines by key."""
+    """Where the settings of a study stand: the file, the scale, and the lines by key.
+
+    Attributes:
+        changed: the keys of [set] that `--set` has given.
+    """
 
     path: Path | None = None
     scale: str = ""
     lines: Mapping[str, int] = field(default_factory=dict)
+    changed: Sequence[str] = ()
 
     def locate(self, *keys: str | int) -> str:
         """Returns the place of a key for error messages: the file, the line, the table and the key.
@@ -71,6 +76,8 @@ class Places:
         ('study.toml, line 5: [grid] local.lr', 'study.toml, line 4: [grid] rounds')
         """
         parts = [str(key) for key in keys]
+        if parts[0] == "set" and parts[-1] in self.changed:
+            return f"--set {parts[-1]}"
         shown = parts[-1] if len(parts) == 1 else f"[{'.'.join(parts[:-1])}] {parts[-1]}"
         if self.path is None:
             return shown
@@ -105,6 +112,7 @@ class StudySource:
 
     Attributes:
         values: the given settings, with those of the scale applied.
+        given: the same without those of the scale applied.
         full: the settings at the scale "paper", or of the study itself.
     """
 
@@ -112,6 +120,7 @@ class StudySource:
     values: Mapping[str, Any]
     full: Mapping[str, Any]
     places: Places
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -142,23 +151,25 @@ def read_study(
     Raises `ConfigError` with file, line and the nearest right name if a setting is wrong, or the scale is unknown.
     """
     path = None if isinstance(study, Mapping) else Path(study)
-    given, lines = (as_in_toml(study), {}) if isinstance(study, Mapping) else _read(Path(study))
-    values, places = _flattened(given), Places(path, "", lines)
-    scales = values.get("scales", {})
-    full = values
+    read, lines = (as_in_toml(study), {}) if isinstance(study, Mapping) else _read(Path(study))
+    values, places = _flattened(read), Places(path, "", lines)
+    scales, full = values.get("scales", {}), values
+    changed = given_settings(changes or {})
+    replaced = ({"set": changed} if changed else {}) | ({} if seeds is None else {"seeds": list(seeds)})
     if isinstance(scales, Mapping):
         for name, table in scales.items():
             _check_scale(places, str(name), table)
         chosen = _scale(places, scales, scale)
-        places = Places(path, chosen, lines)
         full = merged(values, scales.get("paper", {}))
-        values = merged(values, scales.get(chosen, {}))
+        if replaced and chosen:
+            scales = {**scales, chosen: merged(scales.get(chosen, {}), replaced)}
+            replaced = {"scales": scales}
+        places, values = Places(path, chosen, lines, [*changed]), merged(values, replaced)
     if path is not None:
         values = {"name": path.stem, **values}
-    if changes:
-        values = merged(values, {"set": given_settings(changes)})
-    if seeds is not None:
-        values = {**values, "seeds": list(seeds)}
+    given = values
+    if isinstance(scales, Mapping):
+        values = merged(values, scales.get(places.scale, {}))
     settings = _validated(values, places)
     refuse_loose(values, settings, "", places.locate_key, finite=True)
     _refuse_metric(settings, places)
@@ -170,7 +181,7 @@ def read_study(
             where=places.locate("stop", "halving"),
             hint="add a table [tune]",
         )
-    return StudySource(settings, values, full, places)
+    return StudySource(settings, values, full, places, given)
 
 
 def _refuse_removed(values: Mapping[str, Any], places: Places, *above: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedlens.studies.measured_metrics import (
     refuse_unmeasured,
 )
 from fedlens.studies.planned import DueRun, PlannedRun, after_pretraining
-from fedlens.studies.reproductions import check_claims, stated_document, study_command
+from fedlens.studies.reproductions import check_claims, paper_of, stated_document, study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import ChangedSetting, caveats, scale_differences
 from fedlens.studies.study_file import StudySource, read_study
@@ -230,6 +230,7 @@ class StudyPlan:
             files={name: sha256 for run in runs for name, sha256 in run.files.items()},
             analyses=list(study.analyses),
             caveats=list(self.caveats),
+            paper=asdict(paper) if (paper := paper_of(self.source.places.path)) else {},
             pretrained=[run.entry for run in self.pretraining],
             pretrained_labels={
                 run.method: (study.pretrained or {})[run.method].label or run.method
@@ -239,7 +240,7 @@ class StudyPlan:
 
     @property
     def _document(self) -> dict[str, Any]:
-        """The document's numbers and claims, and the first that stands for each method and case of the paper."""
+        """The paper's numbers and claims, and the first that stands for each method and case of the paper."""
         document, cases = stated_document(self.source), self.source.settings.cases or {}
         stand_ins = {
             "methods": {one.own: one.name for one in reversed(self.cells.methods) if one.own != one.name},
@@ -249,8 +250,9 @@ class StudyPlan:
 
     @cached_property
     def paper(self) -> StudyCells | None:
-        """The cells of the scale "paper"; None at that scale, and for a study without scales."""
-        return None if self.scale in ("", "paper") else _cells(self.source.paper, False)
+        """The cells of the scale "paper"; None at that scale without changes, and for a study without scales."""
+        same = self.scale == "paper" and not self.source.places.changed
+        return None if same or not self.scale else _cells(self.source.paper, False)
 
     @cached_property
     def differences(self) -> Sequence[ChangedSetting]:

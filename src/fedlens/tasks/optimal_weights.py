@@ -106,7 +106,7 @@ def optimal_weights(
         data: examples with `batches` and `stretches`, as `fedlens.data.client_datasets.ClientDataset`.
         models: the K models, on the learner's device.
         average: [K], the weights of the plain average.
-        lr: the learning rate in z, constant. The document states one that is missing from our copy of its text.
+        lr: the learning rate in z, constant. The paper states one that is missing from our copy of its text.
         rng: of the starts and the order of the batches.
         epochs: passes over the data from each start.
         batch_size: examples in a step, and in a batch of an evaluation.

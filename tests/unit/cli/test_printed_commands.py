@@ -114,11 +114,10 @@ def test_a_reproduction_is_reproduced_in_its_folder() -> None:
     verbs, given = parsed(
         study_command(path, "smoke", usual, Path("studies/fig5/smoke"), changes=["rounds=1"])
     )
-    assert (verbs, given["file"], given["changes"]) == (
-        "sweep",
-        path,
-        ["rounds=1"],
-    )  # `reproduce` has no --set
+    assert (verbs, given["name"], given["changes"]) == ("reproduce", "hsu2019/fig5", ["rounds=1"])
+    assert given["out"] == usual, "changed settings have another folder of their own"
+    changed = Path("studies/hsu2019/fig5/smoke-rounds-1")
+    assert parsed(study_command(path, "smoke", changed, changes=["rounds=1"]))[1]["out"] is None
 
 
 @pytest.fixture

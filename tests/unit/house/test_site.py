@@ -58,17 +58,11 @@ def test_marked_mathematics_is_drawn_and_code_is_not() -> None:
     assert re.fullmatch(r"<p><math.*<mi>w</mi>.*</math> <code>\$w\$</code></p>", drawn)
 
 
-def test_a_document_is_named_the_first_time_with_its_title_and_never_in_code() -> None:
+def test_a_paper_is_named_the_first_time_with_its_title_and_never_in_code() -> None:
     page = "<p>hsu2019, hsu2019 and <code>hsu2019</code></p>"
     title = "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification"
     named = f'<p><abbr title="{title}">Hsu et al. 2019</abbr>, Hsu et al. 2019 and <code>hsu2019</code></p>'
     assert hooks.spelled(page) == named
-
-
-def test_the_documents_are_those_of_the_page() -> None:
-    page = (DOCS / "documents.md").read_text(encoding="utf-8")
-    for key, (_, title) in hooks._DOCUMENTS.items():
-        assert re.search(rf"^\| `{key}` \| .*\*{re.escape(title)}\*", page, flags=re.MULTILINE)
 
 
 def test_examples_of_docstrings_are_code() -> None:

@@ -50,6 +50,15 @@ def test_the_page_loads_nothing_and_escapes_what_a_study_says(tmp_path: Path) ->
     assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
 
 
+def test_the_page_of_a_reproduction_links_to_its_paper(tmp_path: Path) -> None:
+    paper = {"authors": "A 2020", "title": "On <learning>", "link": "https://arxiv.org/abs/1"}
+    page = page_of(by_alpha(paper=paper), tmp_path)
+    assert "Paper: A 2020, On &lt;learning&gt;" in words(page)
+    assert '<a href="https://arxiv.org/abs/1">' in page
+    assert "Paper: " not in words(page_of(by_alpha(), tmp_path))
+    assert "script:" not in page_of(by_alpha(paper={**paper, "link": "javascript:1"}), tmp_path)
+
+
 def test_runs_with_warnings_are_named(tmp_path: Path) -> None:
     study = by_alpha()
     assert "with warnings" not in words(page_of(study, tmp_path))

@@ -129,6 +129,31 @@ def test_zero_stands_a_step_below_the_smallest_value_of_a_logarithmic_axis_after
     assert list(scale.axis.names) == ["0", "0.1", "1", "100"]
 
 
+def test_marks_stand_at_the_values_if_they_are_round_and_else_at_round_numbers() -> None:
+    runs = NamedCells.of(by_alpha())
+
+    def marks(*values: float, scale: Any = "auto") -> list[float]:
+        return list(x_scale(runs, ALPHA, values, scale).axis.ticks)
+
+    assert marks(0.03, 0.1, 0.3) == [0.03, 0.1, 0.3]
+    assert marks(0.0316228, 0.1, 0.316228) == [0.05, 0.1, 0.2]
+    assert marks(0.001, 0.0316228, 1.0) == [0.001, 0.01, 0.1, 1.0]
+    assert marks(0.0, 0.0316228, 1.0)[1:] == [0.05, 0.1, 0.2, 0.5, 1.0]
+    assert marks(0.683772, 0.9, scale="linear") == []
+
+
+@pytest.mark.parametrize("limits", [(0.42, 0.64), (0.0, 0.4), (0.3, 1.0), (0.4, 0.5)])
+def test_pictures_mark_steps_of_one_two_and_five(limits: tuple[float, float]) -> None:
+    pytest.importorskip("matplotlib")
+    heat = {"kind": "heat", "x": "alpha", "y": "effective_lr", "runs": "tune"}
+    with style():
+        curves = chart_picture(study_figure(by_alpha(), {"kind": "curves", "y": limits}))
+        colours = chart_picture(study_figure(tuned(), heat))
+    marks = [axes.get_yticks() for axes in (*curves.axes, colours.axes[-1])]
+    steps = [min(b - a for a, b in pairwise(sorted(each))) for each in marks]
+    assert {f"{step:.3e}"[:5] for step in steps} <= {"1.000", "2.000", "5.000"}
+
+
 def test_numbers_of_a_narrow_range_stand_on_a_linear_axis_and_words_on_one_of_categories() -> None:
     runs = NamedCells.of(by_alpha())
     assert x_scale(runs, ALPHA, [1, 2, 5]).kind == "linear"
@@ -333,6 +358,30 @@ def test_a_number_without_a_place_on_the_axis_holds_along_it() -> None:
     drawn = [(list(s.y), s.color) for s in panel.series if s.kind == "level" and s.name != "chance"]
     # A method that the study does not run is grey.
     assert drawn == [([0.5, 0.5], named(panel, "FedAvg").color), ([0.86, 0.86], "#77828f")]
+
+
+def test_a_number_that_all_panels_share_stands_once_and_in_the_colour_of_no_line() -> None:
+    central = {"method": "centralized", "metric": "test_accuracy", "value": 0.86, "where": "section 4.2"}
+    study = by_alpha(document={"source": "x", "values": [central]})
+    first, *others = panels(study, kind="curves")
+    assert [(list(s.y), s.color) for s in first.series if s.name == "paper"] == [([0.86, 0.86], "#77828f")]
+    assert others
+    assert not any(series.name == "paper" for panel in others for series in panel.series)
+    shared = "several panels share stands in the first"
+    assert shared in study_figure(study, {"kind": "curves"}).caption
+    assert shared not in study_figure(by_alpha(document=DOCUMENT), {"kind": "curves"}).caption
+    [panel] = panels(study, kind="curves", lines="alpha", methods=["fedavg"])
+    assert [s.color for s in panel.series if s.name == "paper"] == ["#77828f"], "not that of the first alpha"
+
+
+def test_the_papers_line_of_guessing_is_not_drawn_over_ours() -> None:
+    chance = {"method": "chance", "metric": "test_accuracy", "value": 0.1, "where": "caption of figure 4"}
+    study = by_alpha(document={"source": "x", "values": [chance]})
+    [panel] = panels(study, kind="setting", x="alpha")
+    assert [series.name for series in panel.series if series.kind == "level"] == ["chance"]
+    caption = study_figure(study, {"kind": "setting", "x": "alpha"}).caption
+    assert "guessing (10 %)" in caption
+    assert "the paper states" not in caption
 
 
 def test_a_number_at_a_budget_stands_at_its_round_and_one_to_a_target_nowhere() -> None:

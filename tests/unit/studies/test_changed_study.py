@@ -77,7 +77,7 @@ def test_new_cells_are_named(tmp_path: Path) -> None:
     made(tmp_path, STUDY)
     study = {**STUDY, "grid": {"data.partition.clients": [5, 10, 20]}}
     assert sentence(tmp_path, study) == (
-        "the study file has changed since the runs in FOLDER were made\n"
+        "the study has changed since the runs in FOLDER were made\n"
         "Changed: grid data.partition.clients: 5, 10, 20 instead of 5, 10\n"
         "New: 4 runs (fedavg (data.partition.clients = 20): 2, scaffold (data.partition.clients = 20): 2).\n"
         "Undo the change, continue with --accept-changes, or write to another folder with --out."

@@ -35,10 +35,10 @@ from fedlens.results.stated import StatedValue
 from fedlens.results.tables import study_tables
 from fedlens.results.words import tuning_words
 from fedlens.settings.config import read_config
-from fedlens.studies import reproduce
+from fedlens.studies import reproduce, reproductions
 from fedlens.studies.reproduce import StudyCost, StudyRecord, listed_studies, records, refuse_absent
 from fedlens.studies.reproductions import of_stand_ins, read_document, reproduction
-from fedlens.studies.study import StudyResult
+from fedlens.studies.study import Study, StudyResult
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.results.study_fake import results_of
@@ -123,7 +123,7 @@ def test_a_scale_says_what_it_leaves_out() -> None:
     assert StudyPlan.load(study, "smoke").differences == [
         ("rounds", "10,000", "1"),
         ("local.lr", "0.1, 0.2", "0.1"),
-        ("clients", "100, 50", "100, 20"),
+        ("clients", "50, 100", "20, 100"),
         ("local.momentum", "0", "0.5"),
         ("seeds", "3", "1"),
         ("tuning: budget", "6", "1"),
@@ -131,6 +131,107 @@ def test_a_scale_says_what_it_leaves_out() -> None:
     ]
     assert StudyPlan.load(study, "full").differences == []
     assert StudyPlan.load(study, "paper").differences == []
+
+
+SCALED = """
+base = "digits"
+seeds = [0]
+set = { "rounds" = 60, "data.partition" = { name = "dirichlet", clients = 10 } }
+methods.fedavg = {}
+methods.fedprox = { set = { "algorithm.name" = "fedprox", "algorithm.mu" = 0.1 } }
+grid = { "data.partition.alpha" = [0.05, 0.4], "local.epochs" = [1, 5] }
+[scales.smoke]
+set = { "rounds" = 2 }
+grid = { "data.partition.alpha" = [0.05, 0.1], "local.epochs" = [1] }
+"""
+
+
+@pytest.fixture
+def scaled(tmp_path: Path) -> Path:
+    path = tmp_path / "fig0.toml"
+    path.write_text(SCALED, encoding="utf-8")
+    return path
+
+
+def test_a_changed_setting_is_a_difference_to_the_paper_at_every_scale(scaled: Path) -> None:
+    differences = Study.load(scaled, "smoke", overrides=["rounds=3"]).plan().differences
+    assert ("rounds", "60", "3") in differences
+    assert ("data.partition.alpha", "0.05, 0.4", "0.05, 0.1") in differences
+    full = Study.load(scaled, "paper", overrides=["rounds=3"]).plan()
+    assert full.differences == [("rounds", "60", "3")]
+    assert full.info({}).smaller == [["rounds", "60", "3"]]
+    assert full.caveats == ["At most 3 rounds, not the paper's 60."]
+    assert Study.load(scaled, "paper").plan().differences == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            "data.partition.alpha=0.3",
+            r"varies 'data.partition.alpha' \(0.05, 0.1\), so --set cannot change it",
+        ),
+        ("data.partition=iid", r"varies 'data.partition.alpha'"),
+        ("algorithm.mu=0.2", r"sets 'algorithm.mu' for a part of its runs \(0.1\)"),
+        ("algorithm=scaffold", r"sets 'algorithm.name' for a part"),
+        ("local.epochs=2", r"line 10: \[grid\] local.epochs.*remove --set local.epochs"),
+    ],
+)
+def test_a_setting_that_the_figure_varies_cannot_be_changed(scaled: Path, change: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Study.load(scaled, "smoke", overrides=[change]).plan()
+
+
+def test_a_wrong_change_is_placed_at_its_option(scaled: Path) -> None:
+    for change, words in (("rouns=3", "--set rouns.*'rounds'"), ("local.lr=-1", "--set local.lr")):
+        with pytest.raises(ConfigError, match=words):
+            Study.load(scaled, "smoke", overrides=[change]).plan()
+
+
+def test_changed_settings_are_part_of_what_a_folder_holds(scaled: Path, tmp_path: Path) -> None:
+    changed = Study.load(scaled, "smoke", overrides=["rounds=1"])
+    result = changed.run(tmp_path / "out", jobs=0, report=False)
+    assert {line.rounds for line in result.results.lines.values()} == {1}
+    copied = StudyPlan.load(tmp_path / "out" / "study.toml", "smoke")
+    assert {run.digest for run in copied.runs} == set(result.results.lines), "the copy has the change"
+    with pytest.raises(ConfigError, match="Changed: rounds: 2 instead of 1"):
+        Study.load(scaled, "smoke").run(tmp_path / "out", jobs=0, report=False)
+
+
+def test_reproduce_set_has_a_folder_of_its_own_and_lists_the_change(
+    scaled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproductions, "FOLDER", scaled.parent)
+    monkeypatch.setattr(reproductions, "reproductions", lambda: {"fig0": scaled})
+    monkeypatch.setattr(reproduce, "costs", lambda: {"fig0": {"smoke": StudyCost(4, 100, ("digits",))}})
+    options = ["--scale", "smoke", "--set", "rounds=1", "--jobs", "0"]
+    done = CliRunner().invoke(app, ["reproduce", "fig0", *options])
+    assert done.exit_code == 0, done.output
+    assert "rounds: 60 in the paper; 1 here" in done.output
+    assert "data.partition.alpha: 0.05, 0.4 in the paper; 0.05, 0.1 here" in done.output
+    assert "100 training images" not in done.output, "that is the cost without the change"
+    folder = tmp_path / "studies" / "fig0" / "smoke-rounds-1"
+    page = (folder / "study.html").read_text("utf-8")
+    assert "fedlens reproduce fig0 --set rounds=1 --scale smoke" in page
+    assert re.search(r"<td[^>]*>rounds</td>\s*<td[^>]*>60</td>\s*<td[^>]*>1</td>", page)
+    again = CliRunner().invoke(app, ["reproduce", "fig0", *options, "--quiet"])
+    assert again.exit_code == 0, again.output
+
+
+def test_every_study_of_fedlens_has_a_paper_with_a_title_and_a_link() -> None:
+    for name, path in reproductions.reproductions().items():
+        paper = reproductions.paper_of(path)
+        assert paper is reproductions.PAPERS[name.partition("/")[0]]
+    for paper in reproductions.PAPERS.values():
+        assert paper.title
+        assert paper.link.startswith("https://")
+    assert StudyPlan.load(reproduction("hsu2019/fig1"), "smoke", check=False).info({}).paper == {
+        "authors": "Hsu et al. 2019",
+        "title": reproductions.PAPERS["hsu2019"].title,
+        "link": "https://arxiv.org/abs/1909.06335",
+    }
+    assert StudyPlan.load({"base": "digits"}).info({}).paper == {}
 
 
 STAND_INS = """

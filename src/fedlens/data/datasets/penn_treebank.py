@@ -34,7 +34,7 @@ def penn_treebank(
     int16 [n, length] and targets int64 [n] are ids in the same vocabulary of 80 characters
     (`fedlens.data.datasets.text.LETTERS`). Lines are stripped and joined by a newline; `<unk>`, which stands
     for a rare word, becomes `[unk]`; every other character that the vocabulary lacks ($ # * / and the
-    backslash) becomes a space, and the notes say how many did. The document does not say how it cut the text:
+    backslash) becomes a space, and the notes say how many did. The paper does not say how it cut the text:
     here an input is `length` characters, its target is the one after it, and the next input starts `stride`
     characters later. The 5 million training characters give about 250,000 inputs with the stride 20, which
     take 160 MB, and 20 times as many with the stride 1.

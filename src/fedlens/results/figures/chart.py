@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import colorsys
+import itertools
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -232,8 +233,18 @@ def named_axis(axis: Axis, names: Sequence[str], many: str = "", most: int = NAM
     title `many` for none."""
     if many and len(names) > most:
         return Axis(many, "hidden")
-    step = -(-len(names) // most)
+    step = round_step(len(names), most)
     return replace(axis, ticks=range(0, len(names), step), names=names[::step])
+
+
+def round_step(number: int, most: int = NAMED) -> int:
+    """The steps 1, 2, 5, 10, 20, ... of marks, of which `number` places have at most `most`.
+
+    >>> round_step(20), round_step(160), round_step(500)
+    (1, 10, 20)
+    """
+    steps = (step * int(10**power) for power in itertools.count() for step in (1, 2, 5))
+    return next(step for step in steps if number <= most * step)
 
 
 def curves(

@@ -30,6 +30,7 @@ from fedlens.results.figures.chart import (
     Series,
     VerticalLine,
     named_axis,
+    round_step,
     short,
     stacked_bars,
 )
@@ -275,7 +276,7 @@ def class_bars(sample: PartitionSample, clients: int) -> Panel:
         clients: of the partition, of which the sample shows some.
     """
     places = range(len(sample.ids))
-    step = max(1, math.ceil(len(places) / NAMED))
+    step = round_step(len(places))
     names, limits = [short(name, _ID_WIDTH) for name in sample.ids[::step]], (-0.6, len(places) - 0.4)
     x = Axis("client", limits=limits, ticks=places[::step], names=names)
     whole = f"Classes of {sample.clients_shown if len(sample.ids) < clients else 'each client'}"

@@ -44,6 +44,7 @@ SUFFIXES: dict[str, dict[str, None]] = {".png": {}, ".pdf": {"CreationDate": Non
 _DASHES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 _SYMBOLS = {"circle": "o", "up": "^", "down": "v"}
 _MARK = "#d66a00"
+_ROUND = [1, 2, 5, 10]  # steps of marks, times a power of ten
 # In inches: of a row by the shape of its panels, of a line of a legend, and of a line of caveats.
 _HEIGHTS = {"strip": 0.75, "tower": 4.0, "square": 4.2, "map": 3.6}
 _LEGEND_LINE, _CAVEAT_LINE = 0.15, 0.12
@@ -335,7 +336,7 @@ def _add_scales(picture: Picture, grid: Any, panels: Sequence[Panel], wide: int)
         ):
             continue
         form = percent_mark if panel.cells.form == "share" else None
-        ticks = MaxNLocator(nbins=5, integer=True, min_n_ticks=1) if panel.cells.form == "count" else None
+        ticks = MaxNLocator(5, integer=panel.cells.form == "count", min_n_ticks=1, steps=_ROUND)
         beside = list(grid) if alike else axes
         bar = picture.colorbar(axes.images[0], ax=beside, aspect=30, pad=0.01, format=form, ticks=ticks)
         bar.set_label(panel.cells.title)
@@ -355,9 +356,9 @@ def _scale(scale: Any, axis: Axis) -> None:
         if axis.log:
             scale.set_minor_formatter(NullFormatter())
         else:
-            scale.set_major_locator(
-                MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
-            )
+            scale.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=_ROUND))
+    elif not axis.log:
+        scale.set_major_locator(MaxNLocator(5 if axis.values == "bytes" else "auto", steps=_ROUND))
     if axis.values == "share":
         scale.set_major_formatter(percent_mark)
     if axis.log and axis.values == "number":
@@ -366,7 +367,6 @@ def _scale(scale: Any, axis: Axis) -> None:
         scale.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.2, 0.5)))
     if axis.values == "bytes":
         scale.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
-        scale.set_major_locator(MaxNLocator(nbins=5))
     if axis.gap is not None:
         mark = {"ha": "center", "va": "center", "fontsize": 8, "transform": scale.axes.get_xaxis_transform()}
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}

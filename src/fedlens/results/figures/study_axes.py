@@ -52,7 +52,7 @@ def x_scale(
 ) -> XScale:
     """The axis of a setting. On a logarithmic one, 0 stands a step below the smallest value, after a break.
 
-    With `marks` each value is marked, as far as there is room.
+    With `marks` each value is marked, as far as there is room, if all are round; else round numbers are.
 
     Raises `ConfigError` if an axis of numbers is wanted for other values, or a logarithmic one for negative numbers.
     """
@@ -90,16 +90,26 @@ def x_scale(
         gap = math.sqrt(zero * positive[0])
         places[repr(ordered[0])] = zero
     at = [places[repr(value)] for value in ordered]
-    marked = len(at) <= _MARKED and (marks or gap is not None)
+    limits, named = _padded(at, log), [runs.words(key, value) for value in ordered]
+    if marks and not all(map(_is_round, ordered)):
+        zeros = 0 if gap is None else 1
+        others = decades(*_padded(at[zeros:], log)) if log else []
+        at, named = [*at[:zeros], *others], [*named[:zeros], *(f"{mark:g}" for mark in others)]
+    marked = 0 < len(at) <= _MARKED and (marks or gap is not None)
     axis = Axis(
         runs.label(key),
         log=log,
-        limits=_padded(at, log)[::-1] if reverse else _padded(at, log),
+        limits=limits[::-1] if reverse else limits,
         ticks=at if marked else (),
-        names=_thinned(at, [runs.words(key, value) for value in ordered], log) if marked else (),
+        names=_thinned(at, named, log) if marked else (),
         gap=gap,
     )
     return XScale(axis, "log" if log else "linear", places)
+
+
+def _is_round(value: float) -> bool:
+    """Whether a number has at most three digits that are not zeros at its end."""
+    return float(f"{value:.3g}") == value
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -109,7 +119,7 @@ def decades(low: float, high: float) -> list[float]:
     ([0.01, 0.1, 1.0], [0.02, 0.05, 0.1, 0.2])
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1,) if math.log10(high / low) > 1.5 else (1, 2, 5)
+    steps = (1,) if math.log10(high / low) > 2 else (1, 2, 5)
     marks = [float(f"{step}e{power}") for power in powers for step in steps]
     return [mark for mark in marks if low <= mark <= high]
 

@@ -38,7 +38,7 @@ from fedlens.results.statistics import Band, mean
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
 _MOST_NAMED = 5  # decades of an axis
-_BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
+_BEYOND = 2.0  # the rounds of a paper over those of the curves, from where on the axis is logarithmic
 Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples"]
 
 _OVER: dict[str, tuple[str, Literal["count", "bytes"]]] = {
@@ -325,7 +325,7 @@ def curve_figure(
     beyond = max((mark.x for mark in drawing.stated if mark.x is not None), default=0.0)
     wide = until is None and beyond > _BEYOND * last
     last = until or max(last, beyond)
-    # Budgets of a document that are far beyond the rounds of this scale would squeeze the curves.
+    # Budgets of a paper that are far beyond the rounds of this scale would squeeze the curves.
     first = min((x for panel in drawn for series in panel for x in series.x if x > 0), default=1.0)
     limits = (0.8 * first, 1.2 * last) if wide else figures.x_limits(last)
     words, form = _OVER[x]

@@ -53,6 +53,7 @@ class DocumentMark:
         line: the line that it is compared with; None if the study does not run its method.
         number: of that line among the lines of its panel; the next one after them without a line.
         text: what it says and where.
+        shared: whether it holds for further panels, which do not repeat it.
     """
 
     panel: PanelCells
@@ -62,6 +63,7 @@ class DocumentMark:
     y: float
     symbol: Literal["circle", "up", "down"]
     text: str
+    shared: bool
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class StudyPanels:
         about: what it is shown against: "against alpha".
         left_out: a sentence if the figure has fewer panels than there are cases.
         band: around the means over seeds.
-        stated: the numbers of a document beside them.
+        stated: the numbers of a paper beside them.
         asked: the cells whose gaps are told, if they are more than `chosen`.
     """
 
@@ -129,7 +131,7 @@ class StudyPanels:
         unified: bool = False,
         above: Sequence[Panel] = (),
     ) -> Chart:
-        """The series of each panel, with the level of guessing and the numbers of the document, on shared axes.
+        """The series of each panel, with the level of guessing and the numbers of the paper, on shared axes.
 
         Args:
             axis: the x axis; `place` says where values stand on it.
@@ -138,12 +140,14 @@ class StudyPanels:
             above: panels of something else.
         """
         guess = None if self.relative else chance_level(self.chosen, self.metric, chance, drawn, y)
+        # The line of guessing is there already.
+        stated = [one for one in self.stated if one.line or one.x is not None or one.y != guess]
         bars = any(series.kind == "bar" for series_of in drawn for series in series_of)
         ends = axis.limits or (0.0, 1.0)
         for panel, series_of in zip(self.panels, drawn, strict=True):
             if guess is not None:
                 series_of.append(level(guess, ends, "chance"))
-            marks = mark_series([mark for mark in self.stated if mark.panel is panel], place, ends)
+            marks = mark_series([mark for mark in stated if mark.panel is panel], place, ends)
             series_of += [replace(m, color=_INK) if bars and m.color != GREY else m for m in marks]
         up = y_axis(self.metric, metric_title(self.metric, self.relative), drawn, self.relative, y)
         if bars:
@@ -152,7 +156,7 @@ class StudyPanels:
             Panel(panel.title, f"{self.title} {panel.title}", axis, up, series_of, unified=unified)
             for panel, series_of in zip(self.panels, drawn, strict=True)
         ]
-        return self.captioned([*above, *built], columns, guess)
+        return replace(self, stated=stated).captioned([*above, *built], columns, guess)
 
     def captioned(self, panels: Sequence[Panel], columns: int | None, chance: float | None = None) -> Chart:
         """The panels with a caption, and with notes on the lines, bands and markers that they have."""
@@ -184,11 +188,14 @@ class StudyPanels:
             if any((each.color, each.dash, each.kind) == (GREY, "dash", "line") for each in drawn)
             else "",
             "" if chance is None else f"Dotted: guessing ({100 * chance:.3g} %).",
-            f"{capitalized(stated)}: numbers that the document states{f' ({source})' if source else ''}."
+            f"{capitalized(stated)}: numbers that the paper states{f' ({source})' if source else ''}."
             if stated
             else "",
             "A triangle is a bound, and points to where the value lies."
             if any(series.symbol != "circle" for series in drawn)
+            else "",
+            "A number that several panels share stands in the first."
+            if any(mark.shared for mark in self.stated)
             else "",
             self.left_out,
         )
@@ -281,7 +288,7 @@ def with_marks(drawing: StudyPanels, x_key: str | None, rounds: bool = False) ->
     """The panels with the paper's numbers that belong to them.
 
     A number belongs to the panels and lines that its case does not contradict; it holds for all values of a dimension
-    that it does not name.
+    that it does not name. It stands once, in the first of its panels.
 
     Args:
         x_key: the setting on the x axis; None for curves.
@@ -295,24 +302,24 @@ def with_marks(drawing: StudyPanels, x_key: str | None, rounds: bool = False) ->
         if bare(stated.metric) != bare(metric) or (stated.at and budget is None):
             continue
         case = {shown.known_key(name): value for name, value in stated.case.items()}
-        for panel in drawing.panels:
-            if _contradicts(panel, case, stated.method, x_key, drawing):
-                continue
-            lines = _lines(panel, case, stated.method, drawing)
-            if not lines and stated.method in shown.results.info.methods:
-                continue  # the figure leaves the method out
+        known = stated.method in shown.results.info.methods  # else it belongs to no line
+        found = [
+            (panel, _lines(panel, case, stated.method, drawing) if known else [])
+            for panel in drawing.panels
+            if not _contradicts(panel, case, stated.method, x_key, drawing)
+        ]
+        if known:  # without the panels that leave the method out
+            found = [(panel, lines) for panel, lines in found if lines]
+        for panel, lines in found[:1]:
             line = panel.lines[lines[0]] if lines else None
-            label = shown.words(METHOD, stated.method)
-            method = stated_label(document, stated.method, label)
+            method = stated_label(document, stated.method, shown.words(METHOD, stated.method))
             place = ", ".join(filter(None, [source, stated.where]))
             text = f"{PAPER}: {method} {stated.text} ({place})"
             x = budget if x_key is None else case.get(x_key, _only_place(line, case, x_key))
-            symbol = _symbol(stated)
-            marks.append(
-                DocumentMark(
-                    panel, line, lines[0] if lines else len(panel.lines), x, stated.number, symbol, text
-                )
-            )
+            number = lines[0] if lines else len(panel.lines)
+            shared = len(found) > 1
+            mark = DocumentMark(panel, line, number, x, stated.number, _symbol(stated), text, shared)
+            marks.append(mark)
     return replace(drawing, stated=marks)
 
 

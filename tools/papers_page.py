@@ -1,6 +1,6 @@
-"""The tables of docs/documents.md and the counts of README.md, from documents.csv, the records and the registries.
+"""The tables of docs/papers.md and the counts of README.md, from papers.csv, the records and the registries.
 
-`python -m tools.documents_page` writes them anew; test_documents.py says when that is needed.
+`python -m tools.papers_page` writes them anew; test_papers.py says when that is needed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from fedlens.data.partition.registry import PARTITIONS
 from fedlens.models.registry import MODELS, ModelEntry
 from fedlens.settings.config_source import recipes
 from fedlens.studies.reproduce import StudyRecord, records
-from fedlens.studies.reproductions import DocumentRow, document_rows
+from fedlens.studies.reproductions import PAPERS, PaperRow, paper_rows
 
 ROOT = Path(__file__).parents[1]
-PAGE, README = ROOT / "docs" / "documents.md", ROOT / "README.md"
-TABLES = re.compile(r"(<!-- tables: documents -->\n)(?:.*\n)*?(<!-- end of tables -->\n)")
-COUNTS = re.compile(r"(<!-- counts: documents -->\n)(?:.*\n)*?(<!-- end of counts -->\n)")
+PAGE, README = ROOT / "docs" / "papers.md", ROOT / "README.md"
+TABLES = re.compile(r"(<!-- tables: papers -->\n)(?:.*\n)*?(<!-- end of tables -->\n)")
+LIST = re.compile(r"(<!-- list: papers -->\n)(?:.*\n)*?(<!-- end of list -->\n)")
+COUNTS = re.compile(r"(<!-- counts: papers -->\n)(?:.*\n)*?(<!-- end of counts -->\n)")
 KINDS = {
     "system": "Systems and functions",
     "algorithm": "Algorithms",
@@ -51,11 +52,18 @@ def rendered(page: str, recorded: Records) -> str:
     tables = "\n".join(_tables(recorded))
     for words, number in NUMBERS.items():
         page = re.sub(rf"\b\d+(?={words})", str(number), page)
+    page = LIST.sub(lambda match: f"{match[1]}\n{listed()}\n\n{match[2]}", page)
     page = TABLES.sub(lambda match: f"{match[1]}\n{tables}\n\n{match[2]}", page)
     return COUNTS.sub(lambda match: f"{match[1]}{counts(recorded)}\n{match[2]}", page)
 
 
-def state(row: DocumentRow, recorded: Records) -> str:
+def listed() -> str:
+    """The table of the papers with their short names."""
+    rows = [f"| `{key}` | {one.authors}, [*{one.title}*]({one.link}) |" for key, one in PAPERS.items()]
+    return "\n".join(["| in the code | paper |", "|---|---|", *rows])
+
+
+def state(row: PaperRow, recorded: Records) -> str:
     """The state of a row: that of the file, or "recorded" once each of its studies has a record, else "partly"."""
     if row.state:
         return row.state
@@ -64,9 +72,9 @@ def state(row: DocumentRow, recorded: Records) -> str:
 
 def counts(recorded: Records) -> str:
     """The sentence with the three counts."""
-    found = Counter(state(row, recorded) for row in document_rows())
+    found = Counter(state(row, recorded) for row in paper_rows())
     return (
-        f"Of the {len(document_rows())} systems, algorithms, datasets, models, partitions, metrics, figures and tables "
+        f"Of the {len(paper_rows())} systems, algorithms, datasets, models, partitions, metrics, figures and tables "
         f"that the papers describe,\n{found['works'] + found['recorded']} are there ({found['recorded']} of them are "
         f"figures and tables with a recorded run), {found['partly']} are there in part, and {found['not there']} are "
         "not."
@@ -76,7 +84,7 @@ def counts(recorded: Records) -> str:
 def _tables(recorded: Records) -> list[str]:
     lines: list[str] = []
     for kind, title in KINDS.items():
-        rows = [row for row in document_rows() if row.kind == kind]
+        rows = [row for row in paper_rows() if row.kind == kind]
         lines += [
             "",
             f"## {title}",
@@ -88,7 +96,7 @@ def _tables(recorded: Records) -> list[str]:
     return lines[1:]
 
 
-def _line(row: DocumentRow, recorded: Records) -> str:
+def _line(row: PaperRow, recorded: Records) -> str:
     found, why = state(row, recorded), row.why
     if not row.state:
         scales = dict.fromkeys(record.scale for name in row.studies for record in recorded.get(name, ()))

@@ -17,11 +17,11 @@ from fedlens.data.partition.registry import PARTITIONS
 from fedlens.models.registry import MODELS
 from fedlens.settings.config_source import recipes
 from fedlens.studies.reproduce import StudyRecord, records
-from fedlens.studies.reproductions import document_rows, left_out, reproductions
+from fedlens.studies.reproductions import FOLDER, left_out, paper_rows, reproductions
 from tools import set_ups_page
-from tools.documents_page import KINDS, PAGE, README, ROOT, counts, rendered, state
+from tools.papers_page import KINDS, PAGE, README, ROOT, counts, rendered, state
 
-ROWS = document_rows()
+ROWS = paper_rows()
 PAPERS = {  # short name: its last figure and its last table
     "hsu2019": (6, 0),
     "hsu2020": (10, 5),
@@ -70,6 +70,27 @@ HELD = {
     "partition": lambda value: value in PARTITIONS,
     "command": is_command,
 }
+
+
+WORDS = re.compile(r"(?<![./`])\bdocuments?\b(?!['\"]?[]=.:)`]| =| type| in JSON)", re.IGNORECASE)
+
+
+def test_a_paper_is_called_a_paper() -> None:
+    """In the pages, the labels and the commands: "document" is the name of a setting, which a study file keeps."""
+    files = [
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "README.md",
+        *FOLDER.rglob("*.toml"),
+        *FOLDER.rglob("*.csv"),
+    ]
+    files += [ROOT / "src/fedlens/cli/reproduce.py", *(ROOT / "src/fedlens/pages/templates").glob("*.j2")]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()[:100]}"
+        for path in files
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if WORDS.search(line)
+    ]
+    assert found == []
 
 
 def test_every_pointer_points_to_something() -> None:
@@ -137,6 +158,6 @@ def test_a_figure_is_recorded_only_with_a_record_of_each_of_its_studies() -> Non
 def test_the_pages_are_those_of_the_rows() -> None:
     for path in (PAGE, README):
         page = path.read_text(encoding="utf-8")
-        assert page == rendered(page, records()), "run 'python -m tools.documents_page'"
+        assert page == rendered(page, records()), "run 'python -m tools.papers_page'"
     page = set_ups_page.PAGE.read_text(encoding="utf-8")
     assert page == set_ups_page.rendered(page), "run 'python -m tools.set_ups_page'"
