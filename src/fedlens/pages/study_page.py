@@ -164,7 +164,7 @@ def _method(results: Results) -> list[str]:
         sentences.append(f"The baseline is {info.methods[info.baseline]}.")
     sentences += tuning_words(info)
     if source := info.document.get("source"):
-        sentences.append(f"The document's own numbers are those of {source}.")
+        sentences.append(f"The paper's own numbers are those of {source}.")
     devices = Counter(line.device for line in _done(results))
     if devices["cpu"] and devices["cuda"]:
         sentences.append(
