@@ -84,8 +84,7 @@ def reproduce(
             show_list(listed_studies(data_dir), as_json)
             return
         if name is None:
-            hint = "name one; 'fedlens reproduce --list' lists all studies"
-            raise ConfigError("no study is given", hint=hint)
+            raise ConfigError("no study is given", hint="name one; 'fedlens reproduce --list' lists them")
         path = reproduction(name)
         chosen = chosen_scale(name, scale)
         recorded = records().get(name, [])
