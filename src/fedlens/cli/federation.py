@@ -299,9 +299,7 @@ def withdraw(
 
         federation = _open(folder)
         federation.revoke(site)
-        say(
-            f"{site} is revoked, and withdrawn from all runs of {federation.name}; now it is {day(time.time())}"
-        )
+        say(f"{site} is revoked")
         found, moved = served_runs(federation.folder, federation.root, runs or ())
         busy = record = None
         for run in (each for each in found if has_site(each, site)):
@@ -309,7 +307,8 @@ def withdraw(
             try:
                 say(*_withdrawn(withdraw(run, site)))
             except RunDirectoryError as error:
-                busy = error
+                hint = "stop its server, and withdraw again"
+                busy = RunDirectoryError(f"{site} is NOT withdrawn from {run.path}: {error.what}", hint=hint)
         for path in moved:
             complain("warning", f"{path} is not there any more: name the folder of each copy with --runs")
         if busy is not None:
@@ -318,7 +317,10 @@ def withdraw(
         again = shell_command(
             "serve", "FILE", federation=folder, until=until, agreement=agreement, without=site
         )
-        say(f"Its name and its numbers stay in rosters, logs, results and pages. A model without it: {again}")
+        say(
+            f"{site} is withdrawn from all runs of {federation.name}; now it is {day(time.time())}",
+            f"Its name and its numbers stay in rosters, logs, results and pages. A model without it: {again}",
+        )
 
 
 def _withdrawn(done: Withdrawal) -> list[str]:

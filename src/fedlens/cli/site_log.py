@@ -74,7 +74,8 @@ def log(
                 say(*_short(read.rows(last)))
             else:
                 print_columns(read.rows(last), HEAD, numeric=(2, 7))
-            say(chain)
+            shown = f"shown are the last {last} of its {len(read.told)} events; --last shows more"
+            say(chain, *([shown] if len(read.told) > last else ()))
 
 
 def _short(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -171,7 +171,8 @@ def decide(
         taken: dict[str, Any] = {"import": out.name}
         say(
             f"written: {out}; at the site: {shell_command('site', 'review', **taken)}",
-            f"keep it: the log of the site names its SHA-256 as decision: {hashlib.sha256(content).hexdigest()}",
+            "keep it: 'fedlens site log --export' of the site names its SHA-256 as decision: "
+            + hashlib.sha256(content).hexdigest(),
         )
 
 

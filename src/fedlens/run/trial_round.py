@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
+from fedlens import __version__
 from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Answer, Ask, ClientStates, Program, Reply
@@ -16,7 +18,7 @@ from fedlens.core.schema import Schema
 from fedlens.core.step_counts import Work
 from fedlens.core.traffic import Row
 from fedlens.core.types import Payload, is_client
-from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus, versions_here
+from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
 from fedlens.core.wire.sent_fields import answer_fields
 from fedlens.data.catalogue import data_directory
 from fedlens.data.datasets.sites import blank_examples
@@ -72,6 +74,11 @@ class TrialRound:
         size = len(answer_body(payload, reply.letters))
         if size >= self.sent.get(op, 0):
             self.fields[op], self.sent[op] = answer_fields(payload, reply.metrics, reply.letters), size
+
+
+def versions_here() -> dict[str, str]:
+    """The versions of what this process computes with, by name, as a census has them."""
+    return {"fedlens": __version__, "torch": torch.__version__, "numpy": np.__version__}
 
 
 class _MadeUpSites(Inline):

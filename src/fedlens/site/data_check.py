@@ -41,7 +41,8 @@ def check_data(folder: Path, site: str) -> Iterator[Step]:
         yield Step(name, True, _data(read))
         if settings.data.exclude is not None:
             name = "exclude"
-            yield Step(name, True, printable(left_out(settings, read.train), line_feeds=False))
+            words, all_named = left_out(settings, read.train)
+            yield Step(name, all_named or None, printable(words, line_feeds=False))
         for path in sorted((folder / "approved").glob("*.toml")):
             name = f"experiment {path.stem[:12]}"
             contract = read_contract(path.read_text("utf-8"), settings)

@@ -17,7 +17,7 @@ from fedlens.base.parse_text import parse_json, read_text
 from fedlens.base.printable import printable
 from fedlens.base.registry import settings_model
 from fedlens.core.dataset_info import VOID
-from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus, versions_here
+from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
 from fedlens.data.boxes import Boxes
 from fedlens.data.catalogue import data_directory
 from fedlens.data.dataset import Dataset, Examples
@@ -29,6 +29,7 @@ from fedlens.data.table import is_missing
 from fedlens.files.atomic_files import read_regular
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.private_files import private_folder, read_private, write_private
+from fedlens.run.trial_round import versions_here
 from fedlens.settings.make_partition import read_dataset
 from fedlens.site.contract import Contract
 from fedlens.site.settings import SiteSettings
@@ -91,11 +92,7 @@ class LocalData:
         owners = _owners(dataset.train, settings, site)
         listed, kept = _listed(settings), _kept_record(record)
         gone, unknown = _excluded(dataset.train, ids, listed)
-        notes = (
-            [f"{unknown} of {len(listed)} lines of {settings.data.exclude} name nothing here"]
-            if unknown
-            else []
-        )
+        notes = [f"{settings.data.exclude}: {_named_nothing(unknown)}"] if unknown else []
         if kept is None:
             counted = {name: [i for i in rows if ids[i] not in gone] for name, rows in owners.items()}
             enough, few = _enough(counted, settings)
@@ -286,12 +283,22 @@ def _enough(
     ] if few else []
 
 
-def left_out(settings: SiteSettings, examples: Examples) -> str:
-    """What the exclusion list leaves out, in words. Raises `DataError` if it cannot be read."""
+def left_out(settings: SiteSettings, examples: Examples) -> tuple[str, bool]:
+    """What the exclusion list leaves out, and whether each of its lines names something. Raises `DataError`."""
     listed = _listed(settings)
     gone, unknown = _excluded(examples, _ids(examples), listed)
-    odd = f"; {unknown} of the lines name nothing here" if unknown else ""
-    return f"{many(len(listed), 'line')} of {settings.data.exclude}: {many(len(gone), 'image')} left out{odd}"
+    odd = f"; {_named_nothing(unknown)}" if unknown else ""
+    return (
+        f"{many(len(listed), 'line')} of {settings.data.exclude}: {many(len(gone), 'image')} left out{odd}",
+        not unknown,
+    )
+
+
+def _named_nothing(lines: frozenset[str]) -> str:
+    """That lines of the exclusion list name nothing, as words."""
+    named = ", ".join(repr(line) for line in sorted(lines)[:3])
+    more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+    return f"no image or value here has the name {named}{more}"
 
 
 def _listed(settings: SiteSettings) -> frozenset[str]:
@@ -312,10 +319,12 @@ def _listed(settings: SiteSettings) -> frozenset[str]:
     return frozenset(line.strip() for line in lines) - {""}
 
 
-def _excluded(examples: Examples, ids: Sequence[str], listed: frozenset[str]) -> tuple[frozenset[str], int]:
-    """The ids of the examples that a list names, by file or by a value of a column; and how many lines name none."""
+def _excluded(
+    examples: Examples, ids: Sequence[str], listed: frozenset[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The ids of the examples that a list names, by file or by a value of a column; and the lines that name none."""
     if not listed:
-        return frozenset(), 0
+        return frozenset(), frozenset()
     out, files = np.zeros(len(ids), bool), examples.files
     used: set[str] = set()
     for i in range(len(ids)):
@@ -327,7 +336,7 @@ def _excluded(examples: Examples, ids: Sequence[str], listed: frozenset[str]) ->
         values = column.astype(str)
         out |= np.isin(values, sorted(listed))
         used |= listed.intersection(values.tolist())
-    return frozenset(ids[i] for i in np.flatnonzero(out).tolist()), len(listed) - len(used)
+    return frozenset(ids[i] for i in np.flatnonzero(out).tolist()), listed - used
 
 
 def in_classes(dataset: Dataset, classes: Sequence[str], settings: SiteSettings) -> Examples:

@@ -195,12 +195,12 @@ class Review:
                 case {
                     "site": str(site), "root": str(root), "run": str(run), "settings": str(text),
                     "terms": terms, "site.toml": str(toml), "data": data, "allow": allow, "keep": keep, "files": files,
-                    "rejections": dict(rejections),
+                    "reviewers": people, "rejections": dict(rejections),
                 } if all(map(is_digest, (toml, *rejections.values()))):  # fmt: skip
                     check_name(site)
                     certificate = base64.b64decode(root, validate=True)
                     read_root(certificate)
-                    tables = {"data": data, "allow": allow, "keep": keep, "files": files}
+                    tables = {"data": data, "allow": allow, "keep": keep, "files": files, "reviewers": people}
                     settings = SiteSettings.of(tables, path, digest=toml)
                     approvals = Approvals(path.parent, settings, certificate, site, b"")
                     told = ExperimentTerms.from_plain(terms)

@@ -205,17 +205,21 @@ class SiteSettings:
         return cls(path, *tables, reviewers, digest, source)
 
     def rules(self) -> dict[str, Any]:
-        """Its data, and what `[allow]` and `[keep]` say, defaults included: what `of` reads again."""
+        """Its data, `[allow]` and `[keep]` with defaults, and `[reviewers]`: what `of` reads again."""
         tables = {"data": self.data, "allow": self.allow, "keep": self.keep}
-        return {name: table.model_dump(exclude_none=True) for name, table in tables.items()}
+        people = {name: base64.b64encode(key).decode() for name, key in self.reviewers.items()}
+        return {
+            **{name: table.model_dump(exclude_none=True) for name, table in tables.items()},
+            "reviewers": people,
+        }
 
     def changed(self) -> str | None:
-        """That the file says something else now, as a sentence; None if not.
+        """That the file is another now, as a sentence; None if not.
 
-        A person who tightens a limit, or removes a reviewer, expects it to hold.
+        A person who tightens a limit, or removes a reviewer, expects it to hold, and the log has the file's digest.
         """
         with suppress(ConfigError):
-            if SiteSettings.read(self.path) == self:
+            if SiteSettings.read(self.path).digest == self.digest:
                 return None
         return f"{self.path.name} has changed: start the site again"
 

@@ -177,7 +177,7 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     assert "is proposed; read what is proposed with: fedlens site decide experiment.json." in wrong
     signed = ran(*decide, "--key", "officer.pem", "--approve", digest)
     decision = hashlib.sha256(Path("decision.json").read_bytes()).hexdigest()
-    assert signed.endswith(f" names its SHA-256 as decision: {decision}\n")
+    assert signed.endswith(f" of the site names its SHA-256 as decision: {decision}\n")
     rules = hashlib.sha256((FOLDER / "site.toml").read_bytes()).hexdigest()
     for read in (shown, ran("site", "review")):
         assert f"rules of the site, which no approval binds: site.toml, SHA-256 {rules}\n" in read
@@ -305,8 +305,9 @@ def test_the_data_are_checked_without_and_with_an_experiment(
         in runner.invoke(app, ["site", "check"]).stdout
     )
     (FOLDER / "out.txt").write_text("0000.png\nnobody\n")
-    assert "ok      exclude: 2 lines of out.txt: 1 image left out; 1 of the lines name nothing here" in ran(
-        "site", "check"
+    assert (
+        "note    exclude: 2 lines of out.txt: 1 image left out; no image or value here has the name 'nobody'"
+        in ran("site", "check")
     )
     write_site(FOLDER)
     digest = propose(server, text)

@@ -75,7 +75,10 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
     registry = wards.federation.registry
 
     with locked(run.path / "serve.lock", "the run"):
-        assert "is in use by process" in refused("federation", "withdraw", registry.folder, LEFT)
+        failed = refused("federation", "withdraw", registry.folder, LEFT)
+        assert "is in use by process" in failed
+        assert f"{LEFT} is NOT withdrawn from {run.path}" in failed
+        assert "withdrawn from all runs" not in failed
     assert registry.site(LEFT).state == "revoked"
     assert having(run.path, sent)
     said = ran("federation", "withdraw", registry.folder, LEFT, "--runs", tmp_path / "backup")
@@ -147,7 +150,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_the_first_answer_of_a_site(tmp
     base = RunDir(tmp_path / "one" / "run")
     said = ran("federation", "withdraw", wards.federation.registry.folder, LEFT)
     assert f"{base.path}: in rounds 3; in no finished model\n" in said
-    assert f"{LEFT} is revoked, and withdrawn from all runs of " in said
+    assert f"{LEFT} is withdrawn from all runs of " in said
     assert [path.name for path in base.checkpoint_path.iterdir()] == ["round-000002"]
 
     with wards.at_work("ward-a", "ward-b"):

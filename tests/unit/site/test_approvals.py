@@ -99,7 +99,9 @@ def test_a_changed_site_file_ends_what_was_approved_until_the_site_starts_again(
     for changed in (before.replace("[allow]", "[allow]\nmax_rounds = 5"), "not = [toml"):
         (site.folder / SITE_FILE).write_text(changed)
         assert running.missing() == f"{SITE_FILE} has changed: start the site again"
-    (site.folder / SITE_FILE).write_text(f"# a comment\n{before}")
+    (site.folder / SITE_FILE).write_text(f"# a comment\n{before}")  # whose digest the log would not have
+    assert running.missing() == f"{SITE_FILE} has changed: start the site again"
+    (site.folder / SITE_FILE).write_text(before)
     assert running.missing() is None
     (site.folder / SITE_FILE).write_text(before.replace("[allow]", "[allow]\nmax_rounds = 5"))
     assert proposed().missing() is None

@@ -7,10 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
-from fedlens import __version__
 from fedlens.base.errors import DecodingError, one_line
 
 MOST_EXAMPLES = 2**26
@@ -45,11 +41,6 @@ class ChannelSums:
     pixels: int
     values: tuple[float, ...]
     squares: tuple[float, ...]
-
-
-def versions_here() -> dict[str, str]:
-    """The versions of what this process computes with, by name."""
-    return {"fedlens": __version__, "torch": torch.__version__, "numpy": np.__version__}
 
 
 @dataclass(frozen=True)
