@@ -171,7 +171,7 @@ def decide(
         taken: dict[str, Any] = {"import": out.name}
         say(
             f"written: {out}; at the site: {shell_command('site', 'review', **taken)}",
-            "keep it: 'fedlens site log --export' of the site names its SHA-256 as decision: "
+            "keep it: the export of the site's log names its SHA-256 as decision: "
             + hashlib.sha256(content).hexdigest(),
         )
 

@@ -177,7 +177,7 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     assert "is proposed; read what is proposed with: fedlens site decide experiment.json." in wrong
     signed = ran(*decide, "--key", "officer.pem", "--approve", digest)
     decision = hashlib.sha256(Path("decision.json").read_bytes()).hexdigest()
-    assert signed.endswith(f" of the site names its SHA-256 as decision: {decision}\n")
+    assert signed.endswith(f" the export of the site's log names its SHA-256 as decision: {decision}\n")
     rules = hashlib.sha256((FOLDER / "site.toml").read_bytes()).hexdigest()
     for read in (shown, ran("site", "review")):
         assert f"rules of the site, which no approval binds: site.toml, SHA-256 {rules}\n" in read
