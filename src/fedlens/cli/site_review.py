@@ -162,9 +162,7 @@ def decide(
             )
             return
         if key is None or out is None:
-            raise ConfigError(
-                "a decision needs a key and a file", hint="give --key KEY.pem and --out DECISION"
-            )
+            raise ConfigError("a decision needs a key and a file", hint="give --key KEY.pem and --out FILE")
         _check_digest(approve, proposed, shell_command("site", "decide", experiment))
         own = KeyPair.read(key, key_passphrase(key, passphrase_file))
         write_atomically(out, (content := proposed.decide(own, reject).to_bytes()))
