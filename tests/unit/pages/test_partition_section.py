@@ -127,7 +127,7 @@ def test_nobody_has_anything(tmp_path: Path) -> None:
 def test_one_client(tmp_path: Path) -> None:
     words = page_of(make_partition(np.array([[3, 4]])), tmp_path).words
     assert "partitioned over 1 client by own" in words
-    assert "Share of each class, the one client" in words
+    assert "Examples of each class (colour: share), the one client" in words
 
 
 def test_no_client(tmp_path: Path) -> None:

@@ -123,6 +123,12 @@ def test_cases_are_chosen_by_dataset_and_named_by_their_dimensions() -> None:
         _panels(spec)
 
 
+def test_the_number_of_clients_shown_is_an_upper_limit_of_each_case() -> None:
+    shown = [_population(0.1, [0, 1, 2], [0, 1, 1]), _population(1.0, [0, 0, 0], [0, 1, 1])]
+    chart = study_figure(_study(*shown), {"kind": "populations", "clients": 2})
+    assert list(chart.notes) == ["At most 2 clients of each case are shown."]
+
+
 def test_the_lines_of_a_distribution_are_the_counts_from_the_largest_down() -> None:
     one = _population(0.1, [0, 0, 0, 1, 2, 2], [0, 0, 1, 1, 0, 1])
     asked = {"kind": "distributions", "counts": ["classes", "examples", "class", "test"], "log": "none"}

@@ -345,10 +345,11 @@ def class_matrix(sample: PartitionSample) -> Panel:
         counts=sample.counts if sample.counts.size <= _COUNTED and max(clients, classes) <= NAMED else None,
     )
     x = named_axis(Axis(), sample.labels, "class" if sample.grouping else f"{classes} classes")
-    title = f"{clients} clients, by main class"
-    y = named_axis(Axis("client", name_width=_ID_WIDTH), sample.ids, title, CLIENTS_IN_ORDER)
+    by_class = f"{clients} clients, by main class"
+    y = named_axis(Axis("client", name_width=_ID_WIDTH), sample.ids, by_class, CLIENTS_IN_ORDER)
+    title = "Share of each class" if cells.counts is None else "Examples of each class (colour: share)"
     return Panel(
-        f"Share of each class, {sample.clients_shown}",
+        f"{title}, {sample.clients_shown}",
         "Heat map of the share of each class in the data of each client.",
         x,
         y,

@@ -73,7 +73,7 @@ def populations_figure(
     Raises `ConfigError` if no case has these data, and `DataError` if the populations were not made yet.
     """
     shown = shown_populations(study, dataset, where)
-    sampled = [f"{clients} clients of each case are shown."] if clients else []
+    sampled = [f"At most {clients} clients of each case are shown."] if clients else []
     caption = f"{_CAPTIONS[style]}, at seed {shown[0][1].seed}."
     columns = columns or (1 if style == "classes" else len(shown) if len(shown) <= 5 else 4)
     make = {"bars": _bars, "matrix": _squares, "classes": _clients_of_classes}[style]
