@@ -122,7 +122,7 @@ def centralized(parts: Parts) -> Centralized:
     A round is `local.epochs` passes over the pooled data, or `local.steps` steps. Unlike a client's, its optimizer is
     not cleared from round to round.
 
-    Fixes: Nothing: it is not federated. It is the upper bound that relative accuracy is measured against
+    Fixes: Nothing: it is not federated. It is the reference that relative accuracy is measured against
         (hsu2020 section 6), and `fedlens compare` looks for it.
 
     Equation:

@@ -50,7 +50,8 @@ def fedavgm(
     Ranges:
         momentum: 0.9; hsu2019 tries 0, 0.7, 0.9, 0.97, 0.99 and 0.997. Higher for fewer clients a round.
         lr: 1, as in hsu2019. Change `local.lr` rather than this.
-        nesterov: true in hsu2019; hsu2020 section 5.1 writes the plain one.
+        nesterov: true, as in hsu2019: [our evidence](../which-algorithm.md#what-the-evidence-says-of-each) finds it
+            better than the plain one, which hsu2020 section 5.1 writes.
         local.lr: what is tuned is the effective rate `local.lr / (1 - momentum)`: at momentum 0.9, start
             with a tenth of what is good for FedAvg. With few clients a round the window of good ones is as narrow as
             one order of magnitude (hsu2019 figure 6).

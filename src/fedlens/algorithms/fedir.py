@@ -101,7 +101,8 @@ def fedir(
         of examples of each class (C numbers); and p with the model in every round. These counts are `n_k q_k`, which
         the source has never leave the client: the run's report says so. p is of the clients that answered.
 
-    Composes: As `client.name = "reweighted"` with the other algorithms: it weighs the examples in whatever loss they
+    Composes: FedIR evens out classes, [FedVC](fedvc.md) sizes: they combine.
+        As `client.name = "reweighted"` with the other algorithms: it weighs the examples in whatever loss they
         descend. Any `[select]`, `[aggregate]` and `[server]`, FedAvgM's and FedVC's among them. `q_k` is of all the
         client's own examples, also where `local.examples` draws some of them: they are what a batch is drawn from
         (hsu2020 Eq. 2), and the classes of one draw are not. The logged `local_loss` is the plain, unweighted mean.

@@ -49,7 +49,8 @@ def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averagi
 
     Sent: What FedAvg sends.
 
-    Composes: Any `[client]`, `[aggregate]` and `[server]`. `[select]` is `by-size` where it names nothing else, so
+    Composes: FedVC evens out sizes, [FedIR](fedir.md) classes: they combine.
+        Any `[client]`, `[aggregate]` and `[server]`. `[select]` is `by-size` where it names nothing else, so
         that `select.clients_per_round` is all there is to say; `uniform` and `all` are refused, since with them the
         examples of large clients go to waste. With any other algorithm FedVC is `local.examples = 256` and
         `select.name = "by-size"`. One that keeps a sum over all clients' states (SCAFFOLD, FedDyn) takes no client

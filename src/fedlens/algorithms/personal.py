@@ -18,7 +18,7 @@ from fedlens.base.errors import ConfigError
 def local_only(parts: Parts) -> Averaging:
     """Local-only: every client trains a model of its own, and nothing is sent.
 
-    Fixes: Nothing of FedAvg's: it is the lower bound. What a client gains by taking part is what another algorithm's
+    Fixes: Nothing of FedAvg's: it is a reference. What a client gains by taking part is what another algorithm's
         clients reach beyond this.
 
     Equation:

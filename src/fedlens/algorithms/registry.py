@@ -66,7 +66,7 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
     ),
     "local-only": AlgorithmEntry(
         "fedlens.algorithms.personal:local_only",
-        "each client trains alone: the lower bound",
+        "each client trains alone, a reference",
         slots=("select", "client"),
     ),
     "finetune": AlgorithmEntry(
@@ -162,7 +162,7 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
     ),
     "centralized": AlgorithmEntry(
         "fedlens.algorithms.centralized:centralized",
-        "the upper bound: training on the pooled data",
+        "training on the pooled data, a reference",
         slots=(),
         local=LOCAL - {"stragglers", "straggler_work"},
     ),
