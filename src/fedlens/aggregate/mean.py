@@ -11,13 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from fedlens.base.errors import HookError
+from fedlens.base.errors import FedlensError, HookError, told
 from fedlens.base.registry import Entry, Registry
 from fedlens.base.signatures import place_of
 from fedlens.core.protocol import (
     Answer,
     Answers,
     Ask,
+    Failure,
     FederationInfo,
     Op,
     Payload,
@@ -159,7 +160,17 @@ class Aggregate(ABC):
         """
         good = Counter[str]()
         answers = yield replace(ask, reduce=self.reduce(len(ask.requests), fields))
-        update = self.aggregate(_counted(answers, good), fields, ctx)
+        refused: list[Failure] = []
+        try:
+            update = self.aggregate(_counted(answers, good, refused), fields, ctx)
+        except Exception as error:
+            if good["replies"] or not refused or isinstance(error, FedlensError):
+                raise
+            raise HookError(
+                f"no reply was accepted so far ({refused[0].client}: {refused[0].reason}), and `aggregate` of "
+                f"{type(self).__name__} raised {told(error)}",
+                hint="mend the reason; in `aggregate`, skip each Failure, and return None if no reply is left",
+            ) from error
         if update is None and good["replies"]:
             raise HookError(
                 f"`aggregate` of {type(self).__name__} returned None, although these replies were accepted: "
@@ -170,9 +181,11 @@ class Aggregate(ABC):
         return checked(self.aggregate, update)
 
 
-def _counted(answers: Answers, good: Counter[str]) -> Answers:
-    """The answers; counts the replies that were not refused."""
+def _counted(answers: Answers, good: Counter[str], refused: list[Failure]) -> Answers:
+    """The answers; counts the replies that were not refused, and keeps the failures."""
     for answer in answers:
+        if isinstance(answer, Failure):
+            refused.append(answer)
         yield answer
         good["replies"] += isinstance(answer, Reply) and answer.refused is None
         del answer  # frees its tree before the next answer comes

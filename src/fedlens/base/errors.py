@@ -17,6 +17,7 @@ _LISTED = 3_000  # characters of a list of names
 _READ, _SHOWN = 10_000, 200  # characters of a message of a user's exception
 _LIST_TYPES = {"list_type", "tuple_type"}  # pydantic's names of the fault
 _FEDLENS = str(Path(__file__).parent.parent)
+_LIBRARY = str(Path(difflib.__file__).parent)  # Python's own
 RENAMED = {
     "Aggregate.fold": "aggregate",
     "Bound.whole": "integer",
@@ -166,12 +167,27 @@ def out_of_memory(error: BaseException) -> bool:
 
 def told(error: BaseException) -> str:
     """An exception in one line, with the place in a user's code that was nearest to it, if there is one."""
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_FEDLENS)]
-    where = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+    place = own_place(error)
+    where = f" ({place})" if place else ""
     text = next(iter(text_of(error).splitlines()), "")
     said = f"{': ' if text else ''}{one_line(text)}{renamed(error)}{one_line(where)}"
     return f"{one_line(type(error).__name__)}{said}"
+
+
+def own_place(error: BaseException) -> str | None:
+    """The last place of a traceback that is in a file of the user's own: `bad.py, line 34`; None if there is none.
+
+    >>> import json
+    >>> try:
+    ...     json.loads("{")
+    ... except ValueError as error:  # it is raised in the standard library
+    ...     own_place(error.with_traceback(error.__traceback__.tb_next))
+    """
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    own = [
+        p for p in places if "site-packages" not in p[0] and not p[0].startswith((_FEDLENS, _LIBRARY, "<"))
+    ]
+    return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else None
 
 
 def renamed(error: BaseException) -> str:

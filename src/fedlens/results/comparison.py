@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,8 +100,10 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """The bounds of relative accuracy and why a run has none; whose clients cannot be compared and why."""
-        return [*_notes(self.rows), *_client_notes(self.groups)]
+        """What ± is; the bounds of relative accuracy and why a run has none; why clients cannot be compared."""
+        spread = "± is the sample standard deviation over the seeds of the row"
+        seeds = [spread] if any(row["std"] for row in self.rows) else []
+        return [*seeds, *_notes(self.rows), *_client_notes(self.groups)]
 
 
 def run_groups(runs: Sequence[Run], *, each: bool = False) -> list[RunGroup]:
@@ -118,7 +121,11 @@ def run_groups(runs: Sequence[Run], *, each: bool = False) -> list[RunGroup]:
     groups = list(members.values())
     labels = _labels(runs)
     names = [labels[run.path] for run in runs] if each else _row_names(groups, labels)
-    return [RunGroup(group, _row(name, group, runs)) for name, group in zip(names, groups, strict=True)]
+    full = {run.part("algorithm") for run in runs}
+    rows = [_row(name, group, runs) for name, group in zip(names, groups, strict=True)]
+    if len({_without_folder(name) for name in full}) == len(full):  # no two differ in the folder alone
+        rows = [{**row, "algorithm": _without_folder(row["algorithm"])} for row in rows]
+    return [RunGroup(group, row) for group, row in zip(groups, rows, strict=True)]
 
 
 def _labels(runs: Sequence[Run]) -> dict[Path, str]:
@@ -135,14 +142,14 @@ def _labels(runs: Sequence[Run]) -> dict[Path, str]:
 def _row_names(groups: Sequence[Sequence[Run]], labels: Mapping[Path, str]) -> list[str]:
     """A name for each row: rows whose runs share a name get what differs, the algorithm, partition or folder."""
     ways: Sequence[Callable[[Run], str | None]] = (
-        lambda run: run.part("algorithm"),
+        lambda run: _without_folder(run.part("algorithm")),
         _partition,
         lambda run: run.path.resolve().parent.name,
         lambda run: run.path.resolve().name,
     )
     by_name: dict[str, list[Run]] = {}
-    for first, *_ in groups:
-        by_name.setdefault(first.name, []).append(first)
+    for group in groups:
+        by_name.setdefault(_shared_name(group) or group[0].name, []).append(group[0])
     names = {group[0].path: _shared_name(group) or labels[group[0].path] for group in groups}
     for name, alike in by_name.items():
         for way in ways if len(alike) > 1 else ():
@@ -154,8 +161,16 @@ def _row_names(groups: Sequence[Sequence[Run]], labels: Mapping[Path, str]) -> l
 
 
 def _shared_name(group: Sequence[Run]) -> str | None:
-    """The name that several runs share."""
-    return group[0].name if len(group) > 1 and len({run.name for run in group}) == 1 else None
+    """The name that several runs share, such as "fedavg" of "fedavg-seed0" and "fedavg-seed1"."""
+    names = {run.name for run in group}
+    if len(names) > 1:
+        names = {re.sub(r"([-_ ]+s|[-_ ]*seed)?[-_ ]*\d+$", "", name) for name in names}
+    return (names.pop() or None) if len(group) > 1 and len(names) == 1 else None
+
+
+def _without_folder(name: str | None) -> str | None:
+    """An algorithm of the user's own by the name of its file alone: "my_prox.py:my_prox"."""
+    return name and name.rpartition("/")[2]
 
 
 def _row(name: str, runs: Sequence[Run], every: Sequence[Run]) -> Record:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedlens.aggregate import custom
 from fedlens.aggregate.custom import ByColumn, ByWeights, Rows, blocks
-from fedlens.aggregate.mean import AggregateContext, Mean
+from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean
 from fedlens.base.errors import ConfigError, HookError
 from fedlens.base.registry import load_file
-from fedlens.core.protocol import Failure, Id, Reply
+from fedlens.core.protocol import Answer, Ask, Failure, Id, Reply
 from fedlens.core.reduction import How, Refusal, Update
 from fedlens.core.stacked import StackedTrees
 
@@ -257,3 +257,20 @@ def test_an_adaptive_clip_finds_the_middle_of_the_norms() -> None:
         assert update.state is not None
         state = update.state
     assert sorted(Rows(REPLIES, CTX).norms.tolist())[1] < state["clip"] < sorted(Rows(REPLIES, CTX).norms)[3]
+
+
+class ReadsEachAnswer(Aggregate):
+    def aggregate(self, answers, fields, ctx):  # type: ignore[no-untyped-def]
+        return [answer.payload for answer in answers]
+
+
+@pytest.mark.parametrize(("good", "message"), [(False, "0: its loss is NaN"), (True, "'payload'")])
+def test_an_aggregate_that_fails_without_a_good_reply_says_first_why_there_is_none(
+    good: bool, message: str
+) -> None:
+    exchange = ReadsEachAnswer().exchange(Ask("train", []), {}, CTX)
+    next(exchange)
+    before: list[Answer] = [Reply(Id(1, 0, 1), 1, {})] if good else []
+    failure = Failure(Id(1, 0, 0), 0, "its loss is NaN")
+    with pytest.raises(AttributeError if good else HookError, match=message):
+        exchange.send(iter([*before, failure]))

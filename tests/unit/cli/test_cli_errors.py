@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,7 @@ def test_with_json_the_unexpected_is_an_object_too(api: Api, recipe: Path) -> No
     said = json.loads(answer.stdout)
     assert (said["status"], said["exit_code"]) == ("error", 1)
     assert said["error"]["what"] == "unexpected error: ZeroDivisionError: division by zero"
+    assert said["error"]["where"].startswith("fake_api.py, line ")
     assert "error: unexpected error: ZeroDivisionError" in answer.stderr
 
 
@@ -126,9 +128,36 @@ def test_the_unexpected_is_one_sentence_and_exit_code_1(api: Api, recipe: Path) 
     api("breaks at once")
     answer = runner.invoke(app, ["run", str(recipe)])
     assert answer.exit_code == 1
-    assert answer.stderr == (
-        "error: unexpected error: ZeroDivisionError: division by zero. "
-        "Run it again with --debug to see the traceback.\n"
+    assert re.fullmatch(
+        r"error: unexpected error: ZeroDivisionError: division by zero \(fake_api\.py, line \d+\)\. "
+        r"Run it again with --debug to see the traceback\.\n",
+        answer.stderr,
+    )
+
+
+RULE = """
+from fedlens.rules import ClientRule, ServerRule
+
+
+def gap() -> ClientRule:
+    return ClientRule(name="gap", server_rules={"gap": ServerRule(after=after)})
+
+
+def after(state, update, ctx):
+    return state, update.more["gap"]
+"""
+
+
+def test_an_error_in_a_server_rule_names_the_line_of_the_users_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rule.py").write_text(RULE, encoding="utf-8")
+    options = "--rounds 1 --engine inline --no-report --set client=rule.py:gap"
+    answer = runner.invoke(app, ["run", "digits", *options.split()])
+    assert answer.exit_code == 1
+    assert answer.stderr.splitlines()[-1].startswith(
+        "error: unexpected error: KeyError: 'gap' (rule.py, line 10). Run it again with --debug"
     )
 
 

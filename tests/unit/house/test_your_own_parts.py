@@ -36,6 +36,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "aggregate": {"aggregate": f"{EXAMPLES}/own_aggregate.py:Median"},
         "geometric": {"aggregate": f"{EXAMPLES}/own_aggregate.py:GeometricMedian"},
         "clipping": {"aggregate": {"name": f"{EXAMPLES}/own_aggregate.py:CenteredClipping", "radius": 0.3}},
+        "field": {
+            "client": f"{EXAMPLES}/field_weighted.py:sends_gap",
+            "aggregate": f"{EXAMPLES}/field_weighted.py:FieldWeighted",
+        },
         "task": {"task": {"name": f"{EXAMPLES}/own_task.py:Focal", "gamma": 1.0}},
         "server": {"server": {"name": f"{EXAMPLES}/own_server_step.py:signed", "lr": 0.003}},
         "partition": {
@@ -87,8 +91,8 @@ def test_the_pull_is_fedprox(runs: dict[str, Any]) -> None:
 
 def test_every_rule_changes_the_result(runs: dict[str, Any]) -> None:
     for name in (
-        "pulled", "smoothed", "jittered", "noisy", "aggregate", "geometric", "clipping", "server", "inverted",
-        "upside-down",
+        "pulled", "smoothed", "jittered", "noisy", "aggregate", "geometric", "clipping", "field", "server",
+        "inverted", "upside-down",
     ):  # fmt: skip
         assert not torch.equal(weights(runs[name])[0], weights(runs["none"])[0]), name
 

@@ -32,7 +32,7 @@ def run(
 ) -> Path:
     metrics = [line(k, test_accuracy=accuracy * k / 2) for k in range(3)]
     settings = {"seed": seed, "seeds": {"data": 0, "partition": 0, "initialization": seed}, **(config or {})}
-    run_id = f"{algorithm}-{accuracy}-{seed}"
+    run_id = more.pop("run_id", f"{algorithm}-{accuracy}-{seed}")
     summary = {"seed": seed, "partition": PARTITION, **more.pop("summary", {})}
     path = make_run(
         root, run_id=run_id, algorithm=algorithm, metrics=metrics, config=settings, summary=summary, **more
@@ -58,6 +58,27 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(tmp_path: Path) -> None:
     assert len(row["directories"]) == 3
     (text,) = readable([row])
     assert (text["runs"], text["final accuracy"]) == ("3", "80.0 % ± 10.0")
+
+
+def test_a_row_of_several_seeds_has_no_seed_in_its_name_and_says_what_its_spread_is(tmp_path: Path) -> None:
+    for seed in range(3):
+        run(tmp_path, seed, 0.8, name=f"prox-mu0.1-seed{seed + 9}")
+    alone = run(tmp_path / "alone", 0, 0.9, "fedprox", name="prox-seed0")
+    (row, single) = Comparison.of([tmp_path]).rows
+    assert {row["run"], single["run"]} == {"prox-mu0.1", "prox-seed0"}
+    note = "note: ± is the sample standard deviation over the seeds of the row"
+    assert note in CliRunner().invoke(app, ["compare", str(tmp_path)]).stdout.splitlines()
+    assert "note" not in CliRunner().invoke(app, ["compare", str(alone)]).stdout
+
+
+def test_own_algorithms_are_shown_without_their_folder_unless_only_that_differs(tmp_path: Path) -> None:
+    mine, other, plain = (
+        run(tmp_path / str(k), 0, 0.8, algorithm, name=f"run {k}", run_id=f"r{k}")
+        for k, algorithm in enumerate(("/a/my_prox.py:my_prox", "/b/my_prox.py:my_prox", "fedavg"))
+    )
+    assert [row["algorithm"] for row in compare([mine, plain])] == ["my_prox.py:my_prox", "fedavg"]
+    both = [row["algorithm"] for row in compare([mine, other, plain])]
+    assert both == ["/a/my_prox.py:my_prox", "/b/my_prox.py:my_prox", "fedavg"]
 
 
 def test_each_shows_them_singly(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from fedlens.base.errors import FedlensError, one_line
+from fedlens.base.errors import FedlensError, one_line, own_place
 from fedlens.base.printable import UNPRINTABLE, printable
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def error_parts(error: Exception, debug: bool) -> tuple[int, str, str | None, st
         return 2, f"this command needs {error.name}, which is not here", None, _OF_A_FEDERATION[error.name]
     text = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
     hint = None if debug else "Run it again with --debug to see the traceback"
-    return 1, f"unexpected error: {text}", None, hint
+    place = own_place(error)
+    return 1, f"unexpected error: {text}", place and one_line(place), hint
 
 
 def error_object(
@@ -139,7 +140,8 @@ def _sentences(output: CommandOutput) -> Iterator[None]:
             raise OutputLost(error) from None
         _trace(output.debug)
         exit_code, what, where, hint = error_parts(error, output.debug)
-        complain("error", f"{what}." + (f" {hint}." if hint else ""))
+        sentence = f"{what} ({where})." if where else f"{what}."
+        complain("error", f"{sentence} {hint}." if hint else sentence)
         output.failed("error", exit_code, what, where, hint)
         raise typer.Exit(exit_code) from None
 
