@@ -152,9 +152,9 @@ def product(matrix: Sequence[Sequence[int]], values: Iterable[Residues], q: int 
             np.matmul(both[:, group], halves[group], out=more if first else total)
             if first:
                 total += more
-            # Exact for |total| < 2^53: 1 / q is 2^-31 + 2^-62 in float64, so k q gives k, and k q - 1 gives less, as
-            # numbers below 2^22 are 2^-31 apart or closer.
-            np.floor(np.multiply(total, 1 / q, out=more), out=more)
-            total -= np.multiply(more, q, out=more)
+            # Exact for |total| < 2^53: 1 / Q is 2^-31 + 2^-62 in float64, so k Q gives k, and k Q - 1 gives less, as
+            # numbers below 2^22 are 2^-31 apart or closer. Of other primes 103 times 1 / 103 is less than 1.
+            np.multiply(total, 1 / q, out=more) if q == Q else np.divide(total, q, out=more)
+            total -= np.multiply(np.floor(more, out=more), q, out=more)
         np.copyto(found.view(np.int32), total, casting="unsafe")
     return out

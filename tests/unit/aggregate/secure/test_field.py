@@ -82,6 +82,14 @@ def test_points_that_are_equal_are_refused(at: tuple[int, ...], points: tuple[in
         lagrange(at, points, q=7)
 
 
+@pytest.mark.parametrize("q", [7, 103, 107, 197, 65_521, Q])
+def test_a_multiple_of_the_prime_is_zero(q: int) -> None:
+    # In float64, 103 times 1 / 103 is less than 1.
+    values = np.random.default_rng(0).integers(0, q, 1_000)
+    both = [values.astype(np.uint32), ((q - values) % q).astype(np.uint32)]
+    assert not product([[1, 1]], both, q=q).any()
+
+
 @pytest.mark.parametrize("q", [7, 31, Q])
 def test_sums_and_signs(q: int) -> None:
     some = [0, 1, 2, q // 2, q // 2 + 1, q - 2, q - 1]
