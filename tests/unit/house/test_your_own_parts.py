@@ -149,6 +149,6 @@ def test_the_page_shows_the_files_that_are_tested() -> None:
     page = (DOCS / "your-own-parts.md").read_text(encoding="utf-8")
     shown = set(re.findall(r'--8<-- "examples/(\w+\.py)"', page))
     assert shown == {path.name for path in EXAMPLES.glob("own_*.py")} | {
-        "fedexp.py", "one_kind_each.py", "tensorboard_curves.py", "trackers.py"
+        "fedexp.py", "field_weighted.py", "one_kind_each.py", "tensorboard_curves.py", "trackers.py"
     }  # fmt: skip
     assert "(your-own-parts.md)" in (DOCS / "add-an-algorithm.md").read_text(encoding="utf-8")

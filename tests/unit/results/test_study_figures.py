@@ -368,8 +368,8 @@ def test_a_number_that_all_panels_share_stands_once_and_in_the_colour_of_no_line
     assert others
     assert not any(series.name == "paper" for panel in others for series in panel.series)
     shared = "several panels share stands in the first"
-    assert shared in study_figure(study, {"kind": "curves"}).caption
-    assert shared not in study_figure(by_alpha(document=DOCUMENT), {"kind": "curves"}).caption
+    assert shared in " ".join(study_figure(study, {"kind": "curves"}).notes)
+    assert shared not in " ".join(study_figure(by_alpha(document=DOCUMENT), {"kind": "curves"}).notes)
     [panel] = panels(study, kind="curves", lines="alpha", methods=["fedavg"])
     assert [s.color for s in panel.series if s.name == "paper"] == ["#77828f"], "not that of the first alpha"
 
@@ -379,9 +379,9 @@ def test_the_papers_line_of_guessing_is_not_drawn_over_ours() -> None:
     study = by_alpha(document={"source": "x", "values": [chance]})
     [panel] = panels(study, kind="setting", x="alpha")
     assert [series.name for series in panel.series if series.kind == "level"] == ["chance"]
-    caption = study_figure(study, {"kind": "setting", "x": "alpha"}).caption
-    assert "guessing (10 %)" in caption
-    assert "the paper states" not in caption
+    notes = " ".join(study_figure(study, {"kind": "setting", "x": "alpha"}).notes)
+    assert "guessing (10 %)" in notes
+    assert "the paper states" not in notes
 
 
 def test_a_number_at_a_budget_stands_at_its_round_and_one_to_a_target_nowhere() -> None:
