@@ -58,7 +58,7 @@ def datasets(view: TableView) -> StudyTable:
 
 
 def population_facts(population: CasePopulation) -> dict[str, float]:
-    """The numbers of one population, by the name that paper files use.
+    """The numbers of one population, by the name that files of stated numbers use.
 
     >>> columns, counts, offsets = [0, 1, 0], [1, 1, 1], [0, 2, 3]
     >>> population = CasePopulation(
@@ -192,7 +192,7 @@ def _columns(costs: Sequence[CellCost], runs: bool, memory: bool, gbit: float | 
 
 
 def cost_facts(cost: CellCost | None, lines: Sequence[Row], gbit: float | None = None) -> dict[str, float]:
-    """The numbers of one row, by the name that paper files use, without unknown ones.
+    """The numbers of one row, by the name that files of stated numbers use, without unknown ones.
 
     Args:
         cost: of the model; without it, parameters and multiply-adds are those that the runs recorded.

@@ -319,7 +319,7 @@ def check_claims(source: StudySource, paper: StudyInfo) -> None:
 
 
 def _documents(source: StudySource) -> dict[Path, dict[str, Any]]:
-    """The papers that the tables and figures of a study name, by path."""
+    """The stated numbers that the tables and figures of a study name, by the path of their file."""
     study = source.settings
     files: dict[str, str] = {}  # and the first place that names each
     for kind, specs in (("tables", study.tables), ("figures", study.figures)):

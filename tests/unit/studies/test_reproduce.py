@@ -194,6 +194,8 @@ def test_changed_settings_are_part_of_what_a_folder_holds(scaled: Path, tmp_path
     assert {line.rounds for line in result.results.lines.values()} == {1}
     copied = StudyPlan.load(tmp_path / "out" / "study.toml", "smoke")
     assert {run.digest for run in copied.runs} == set(result.results.lines), "the copy has the change"
+    full = [StudyPlan.load(path, "paper").runs for path in (scaled, tmp_path / "out" / "study.toml")]
+    assert len({frozenset(run.digest for run in runs) for runs in full}) == 1, "at its own scale alone"
     with pytest.raises(ConfigError, match="Changed: rounds: 2 instead of 1"):
         Study.load(scaled, "smoke").run(tmp_path / "out", jobs=0, report=False)
 
