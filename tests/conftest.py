@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import gc
@@ -10,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,27 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     patch.setattr(os, "fsync", lambda descriptor: None)
     # Each run asks git for the revision, which takes a fifth of a small run's time: once.
     patch.setattr(environment, "_git_revision", functools.cache(environment._git_revision))
+    patch.setattr(asyncio, "run", _run_to_the_last_connection)
     gc.disable()  # looking for garbage among all that collecting makes would double its time
+
+
+def _run_to_the_last_connection(main: Coroutine[Any, Any, Any]) -> Any:
+    """`asyncio.run`, after which no socket is left to be collected while another test runs, which would fail for it.
+
+    aiohttp lets a TLS connection that it gave up say goodbye for 30 s, and forgets it at once.
+    """
+
+    async def close() -> None:
+        for transport in list(asyncio.get_running_loop()._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
+        for _ in range(5):  # transports close their sockets in later steps of the loop
+            await asyncio.sleep(0)
+
+    with asyncio.Runner() as runner:
+        try:
+            return runner.run(main)
+        finally:
+            runner.run(close())
 
 
 def pytest_collection_finish() -> None:

@@ -111,14 +111,7 @@ def within(task: Callable[[], Awaitable[T]], seconds: float = 120) -> T:
     """Runs a site's part in an event loop of its own."""
 
     async def limited() -> T:
-        try:
-            return await asyncio.wait_for(task(), seconds)
-        finally:
-            # aiohttp lets a connection that it gave up say goodbye for 30 s.
-            for transport in list(asyncio.get_running_loop()._transports.values()):  # type: ignore[attr-defined]
-                transport.abort()
-            for _ in range(5):  # transports close their sockets in later steps of the loop
-                await asyncio.sleep(0)
+        return await asyncio.wait_for(task(), seconds)
 
     return asyncio.run(limited())
 
