@@ -40,7 +40,9 @@ def compare(
     metric: Annotated[
         str | None,
         typer.Option(
-            "--metric", metavar="NAME", help="Metric of --plot, e.g. loss. Default: the main metric."
+            "--metric",
+            metavar="NAME",
+            help="One more column, and the curves of --plot: a metric, loss, or a number of your own.",
         ),
     ] = None,
     each: Annotated[
@@ -51,19 +53,14 @@ def compare(
 ) -> None:
     """Compare runs: the score, such as accuracy, and its ratio to a centralized run; EMD, time and bytes."""
     with reported(debug, as_json):
-        from fedlens.base.errors import ConfigError
         from fedlens.pages.compare import write_page_of, write_plot
         from fedlens.results.comparison import Comparison
 
-        if metric is not None and plot is None:
-            raise ConfigError(
-                "--metric is only used with --plot", where="--metric", hint="add --plot curves.pdf"
-            )
         comparison = Comparison.of(directories, each=each)
         if as_json:
-            print_json(comparison.rows)
+            print_json(comparison.with_column(metric)[0] if metric else comparison.rows)
         else:
-            show(comparison)
+            show(comparison, metric)
         for sentence in comparison.skipped:
             typer.echo(printable(sentence), err=True)
         if html is not None:
@@ -72,11 +69,11 @@ def compare(
             typer.echo(printable(f"picture: {write_plot(comparison, plot, metric)}"), err=as_json)
 
 
-def show(comparison: Comparison) -> None:
-    """Prints the table of runs, its notes, and the worst clients."""
+def show(comparison: Comparison, metric: str | None = None) -> None:
+    """Prints the table of runs, with one more metric if one is named, its notes, and the worst clients."""
     from fedlens.results.comparison import client_table, readable
 
-    texts = readable(comparison.rows)
+    texts = comparison.with_column(metric)[1] if metric else readable(comparison.rows)
     words = ("run", "algorithm", "partition", "dataset")
     numeric = [k for k, column in enumerate(texts[0]) if column not in words]
     print_columns([list(row.values()) for row in texts], list(texts[0]), numeric)

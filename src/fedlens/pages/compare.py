@@ -8,11 +8,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedlens.base.errors import ConfigError
-from fedlens.base.format import computed, finite, heading, is_share, many
+from fedlens.base.format import finite, heading, is_share, many
 from fedlens.pages.render import write_page
 from fedlens.results.bound import CENTRALIZED
-from fedlens.results.comparison import Comparison, Record, RunGroup, client_table, readable
+from fedlens.results.comparison import (
+    Comparison,
+    Record,
+    RunGroup,
+    client_table,
+    no_values,
+    own_numbers,
+    readable,
+)
 from fedlens.results.figures import chart as figures
 from fedlens.results.figures.chart import TEN
 from fedlens.results.figures.picture import draw_chart
@@ -82,7 +89,7 @@ def write_comparison(paths: Sequence[Path | str], html_path: Path, *, each: bool
 def write_page_of(comparison: Comparison, html_path: Path) -> Path:
     """Writes the page of a comparison, and returns its path."""
     groups, rows = comparison.groups, comparison.rows
-    metrics = dict.fromkeys([*(row["metric"] for row in rows), *_own_numbers(groups)])
+    metrics = dict.fromkeys([*(row["metric"] for row in rows), *own_numbers(groups)])
     client_head, clients = client_table(groups)
     more = len(clients) - CLIENTS_SHOWN
     hidden = [f"--json prints {many(more, 'more client')}."] if more > 0 else []
@@ -130,15 +137,10 @@ def curve_figure(comparison: Comparison, metric: str | None = None) -> figures.P
 
     Raises `ConfigError` if no run has values of `metric`.
     """
-    known = list(dict.fromkeys(row["metric"] for row in comparison.rows))
-    metric = metric or known[0]
+    metric = metric or comparison.rows[0]["metric"]
     figure = _figure(comparison.groups, metric)
     if figure is None:
-        raise ConfigError(
-            f"no run has values of '{metric}' to plot",
-            where="--metric",
-            hint=f"choose one of: {', '.join([*known, 'loss', *_own_numbers(comparison.groups)])}",
-        )
+        raise no_values(metric, comparison)
     return figure
 
 
@@ -167,21 +169,15 @@ def _lines(
     return [
         (group.row, line)
         for k, group in enumerate(groups)
-        if metric in (group.row["metric"], "loss", *_own_numbers([group]))
+        if metric in (group.row["metric"], "loss", *own_numbers([group]))
         for line in seed_curve(
             group.runs,
-            metric if metric in _own_numbers([group]) else f"{group.runs[0].split()}_{metric}",
+            metric if metric in own_numbers([group]) else f"{group.runs[0].split()}_{metric}",
             group.row["run"],
             *_style(k, group.row),
             sums,
         )
     ]
-
-
-def _own_numbers(groups: Sequence[RunGroup]) -> list[str]:
-    """The columns that the components of the runs have set, in the order in which they first occur."""
-    runs = [run for group in groups for run in group.runs]
-    return list(dict.fromkeys(n for run in runs for line in run.metrics for n in line if not computed(n)))
 
 
 def _figure(groups: Sequence[RunGroup], metric: str) -> figures.Panel | None:
@@ -192,11 +188,11 @@ def _figure(groups: Sequence[RunGroup], metric: str) -> figures.Panel | None:
     # A group with several seeds has a band and a line.
     shown = [row for row, line in lines if line.kind != "band"]
     where = "on test data" if all(row["measured_on"] == "test" for row in shown) else "as measured"
-    title = heading(metric) if metric in _own_numbers(groups) else f"{heading(metric)} {where}"
+    title = heading(metric) if metric in own_numbers(groups) else f"{heading(metric)} {where}"
     banded = any(line.kind == "band" for _, line in lines)
     note = "lines are means over seeds, bands one deviation" if banded else ""
     number = sum(row["runs"] for row in shown)
-    figure = figures.curves([line for _, line in lines], metric, title, f"{title} of {number} runs.")
+    figure = figures.curves([line for _, line in lines], metric, title, f"{title} of {many(number, 'run')}.")
     return replace(figure, note=note)
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fedlens.base.errors import ConfigError
 from fedlens.base.format import (
     MISSING,
+    computed,
     count,
     duration,
     label,
@@ -104,6 +106,50 @@ class Comparison:
         spread = "± is the sample standard deviation over the seeds of the row"
         seeds = [spread] if any(row["std"] for row in self.rows) else []
         return [*seeds, *_notes(self.rows), *_client_notes(self.groups)]
+
+    def with_column(self, metric: str) -> tuple[list[Record], list[dict[str, str]]]:
+        """The rows, and those of `readable`, with the last value of one more metric: `final_loss`, "final loss".
+
+        Args:
+            metric: a metric, `loss`, or a number that a component has set each round.
+
+        Raises `ConfigError` if no run has values of it.
+        """
+        rows, texts = [dict(row) for row in self.rows], readable(self.rows)
+        found = [
+            [value for run in group.runs if (value := _last(run, metric)) is not None]
+            for group in self.groups
+        ]
+        if not any(found):
+            raise no_values(metric, self)
+        name = metric if metric in own_numbers(self.groups) else label(metric)
+        for row, text, values in zip(rows, texts, found, strict=True):
+            value, spread = (mean(values), deviation(values)) if values else (None, None)
+            row |= {f"final_{metric}": value, "std": {**row["std"], f"final_{metric}": spread}}
+            text[f"final {name}"] = metric_value(metric, value, spread)
+        return rows, texts
+
+
+def own_numbers(groups: Sequence[RunGroup]) -> list[str]:
+    """The columns that the components of the runs have set, in the order in which they first occur."""
+    runs = [run for group in groups for run in group.runs]
+    return list(dict.fromkeys(n for run in runs for line in run.metrics for n in line if not computed(n)))
+
+
+def no_values(metric: str, comparison: Comparison) -> ConfigError:
+    """The error for a metric that no run has."""
+    known = dict.fromkeys(row["metric"] for row in comparison.rows)
+    return ConfigError(
+        f"no run has values of '{metric}'",
+        where="--metric",
+        hint=f"choose one of: {', '.join([*known, 'loss', *own_numbers(comparison.groups)])}",
+    )
+
+
+def _last(run: Run, metric: str) -> float | None:
+    """The last value of a metric, or of a number that a component has set."""
+    values = run.finite(f"{run.split()}_{metric}") or ([] if computed(metric) else run.finite(metric))
+    return values[-1] if values else None
 
 
 def run_groups(runs: Sequence[Run], *, each: bool = False) -> list[RunGroup]:

@@ -24,7 +24,8 @@ SMALLER = {"cifar10": "digits", "size=500": "size=40"}
 SHORTER = {
     "rounds=30": "rounds=1",
     "rounds=60": "rounds=2",
-    "(0, 1, 2)": "(0, 1)",
+    "[0, 1, 2, 3, 4]": "[0]",
+    "[100, 101]": "[100]",
     "digits.images,": "digits.images[:400],",
     "digits.target,": "digits.target[:400],",
 }
@@ -43,19 +44,22 @@ def steps(page: Path) -> list[tuple[str, str]]:
     return found
 
 
+def shorten(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    for old, new in SHORTER.items():
+        text = text.replace(old, new)
+    file.write_text(text, encoding="utf-8")
+
+
 def do(command: str) -> None:
     program, *words = shlex.split(command)
     words = [name for word in words for name in (sorted(glob.glob(word)) if "*" in word else [word])]
     if program == "cp":
         shutil.copy(*words)
     elif program == "python":
-        script = Path(words[0])
-        text = script.read_text(encoding="utf-8")
-        for old, new in SHORTER.items():
-            text = text.replace(old, new)
-        script.write_text(text, encoding="utf-8")
+        shorten(Path(words[0]))
         sys.argv = words
-        runpy.run_path(str(script), run_name="__main__")
+        runpy.run_path(words[0], run_name="__main__")
     else:
         assert program == "fedlens"
         words = [SMALLER.get(word, word) for word in words if word != "--download"]
@@ -63,6 +67,9 @@ def do(command: str) -> None:
             words += ["--rounds", "1", "--set", "evaluation.every=1", "--no-report"]
         if words[0] == "cost":
             words += ["--seeds", "1", "--set", "rounds=1", "--no-report"]
+        if words[0] == "sweep":
+            shorten(Path(words[1]))
+            words += ["--set", "rounds=1", "--jobs", "1"]
         if words[:2] == ["partition", "plot"]:
             words += ["--format", "svg"]
         done = CliRunner().invoke(app, words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,14 @@ def run(
     algorithm: str = "fedavg",
     clients: dict[str, float] | None = None,
     config: dict[str, Any] | None = None,
+    losses: tuple[float, ...] = (),
+    own: tuple[float, ...] = (),
     **more: Any,
 ) -> Path:
     metrics = [line(k, test_accuracy=accuracy * k / 2) for k in range(3)]
+    for name, values in (("test_loss", losses), ("eta_g", own)):
+        for at, value in zip(metrics, values, strict=False):
+            at[name] = value
     settings = {"seed": seed, "seeds": {"data": 0, "partition": 0, "initialization": seed}, **(config or {})}
     run_id = more.pop("run_id", f"{algorithm}-{accuracy}-{seed}")
     summary = {"seed": seed, "partition": PARTITION, **more.pop("summary", {})}
@@ -244,12 +250,23 @@ def test_a_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(start)
 
 
+def test_one_more_metric_is_a_column_of_its_last_values(tmp_path: Path) -> None:
+    alike = [str(run(tmp_path, k, 0.8, losses=(3.0, 2.0, loss))) for k, loss in enumerate((1.0, 3.0))]
+    other = str(run(tmp_path, 0, 0.9, "mine", own=(1.5, 2.5)))
+    result = CliRunner().invoke(app, ["compare", *alike, other, "--metric", "loss"])
+    assert re.search(r"final accuracy .* final loss\n", result.output), result.output
+    assert re.search(r"fedavg .* 2 ± 1\.414\n", result.output)
+    own = CliRunner().invoke(app, ["compare", *alike, other, "--metric", "eta_g", "--json"])
+    rows = {row["algorithm"]: row for row in json.loads(own.output)}
+    assert (rows["mine"]["final_eta_g"], rows["fedavg"]["final_eta_g"]) == (2.5, None)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--plot", "a.gif"], "unknown file format '.gif'"),
         (["--plot", "a.png", "--metric", "miou"], "choose one of: accuracy, loss"),
-        (["--metric", "loss"], "only used with --plot"),
+        (["--metric", "miou"], "no run has values of 'miou'"),
     ],
 )
 def test_a_plot_that_cannot_be_drawn_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
