@@ -22,8 +22,8 @@ from pydantic import BaseModel
 from fedlens.algorithms.registry import SLOTS
 from fedlens.base.registry import Entry, Factory, settings_model
 from fedlens.settings.config import Config
-from tools.docstrings import ROOT, WEIGHTINGS, Docstring, proofs, ranges, read
-from tools.settings_tables import REGISTRIES, TABLE
+from tools.docstrings import ROOT, Docstring, proofs, ranges, read
+from tools.settings_tables import REGISTRIES
 from tools.settings_tables import _default as default_of
 
 DOCS = ROOT / "docs"
@@ -39,8 +39,9 @@ BOUNDS = {
     "exclusiveMaximum": "below",
     "maximum": "at most",
 }
-KINDS = {"integer": "a whole number", "boolean": "`true`, `false`", "string": "text", "object": "a table"}
+KINDS = {"integer": "a whole number", "boolean": "", "string": "text", "object": "a table"}
 
+_LIST = re.compile(r"(<!-- list: algorithms -->\n)(?:- .*\n)*")
 _MENU = re.compile(r"( +- )(algorithms/index\.md\n)(?: +- .+: algorithms/.+\.md\n)*")
 _ARXIV = re.compile(r"\barXiv[: ](\d{4}\.\d{4,5})")
 
@@ -137,22 +138,23 @@ def page(row: Row) -> str:
     """The page of one algorithm."""
     docs = row.docstring
     parts = [
-        "---\nhide: [toc]  # which leaves room for the equations\n---",
-        f"<!-- {COMMAND} makes this page from the docstring of {row.entry.target} -->",
+        "---\nhide: [toc]\n---",  # leaves room for the equations
+        f"<!-- {COMMAND}: {row.entry.target} -->",
         f"# {docs.title}",
         _capital(docs.summary),
         *([docs.prose] if docs.prose else []),
         _console(f"fedlens run digits {' '.join(f'--set {shlex.quote(word)}' for word in row.words)}"),
         f"## What it fixes\n\n{docs['Fixes']}",
         f"## Equation\n\n{_equations(row)}\n\nSource: {_linked(docs['Source'])}",
+        f"Tests: {_proofs(docs['Tests'])}.",
         f"## Settings\n\n{_settings(row)}",
         "## What it costs",
-        f"- **Weights of the clients.** {_inside(docs['Weighting'])}",
-        f"- **What is kept.** {_inside(docs['State'])}",
-        f"- **What is sent.** {_inside(docs['Sent'])}",
+        "\n".join(
+            f"- **{title}.** {_inside(docs[heading])}"
+            for title, heading in (("Weights", "Weighting"), ("Kept", "State"), ("Sent", "Sent"))
+        ),
         f"## What it goes with\n\n{docs['Composes']}",
         f"## When not to use it\n\n{docs['Not when']}",
-        f"## What holds, and is tested\n\n{_proofs(docs['Tests'])}",
         *_curve(row.name),
     ]
     return "\n\n".join(parts) + "\n"
@@ -172,28 +174,24 @@ def notation(latex: str) -> str:
     r"""A line that defines the usual symbols of a page's equations; empty where they have none of them.
 
     >>> notation(r"\\nabla F_k(w) + n_k")
-    'Here $F_k$ is the mean loss on the training data of client $k$, and $n_k$ is its number of examples.'
+    '$F_k$: mean training loss of client $k$; $n_k$: its examples.'
     """
-    texts = [r"$w^t$ is the global model at the start of round $t$"] if "w^t" in latex else []
+    texts = [r"$w^t$: global model at the start of round $t$"] if "w^t" in latex else []
+    cohort = re.search(r"\\in S\b(?!')", latex)
     if loss := re.search(r"\b([Ff])_([ki])\b", latex):
         name, client = loss.groups()
-        texts.append(f"${name}_{client}$ is the mean loss on the training data of client ${client}$")
+        texts.append(f"${name}_{client}$: mean training loss of client ${client}$")
     if "n_k" in latex:
-        texts.append(
-            "$n_k$ is its number of examples" if loss else "$n_k$ is the number of examples of client $k$"
-        )
+        texts.append("$n_k$: its examples" if loss else "$n_k$: examples of client $k$")
     if r"\frac{n_k}{n}" in latex:
-        over = "in the cohort" if r"k \in S" in latex else "of all clients"
-        texts.append(f"$n$ is the number of examples {over}")
-    if re.search(r"\\in S\b(?!')", latex):
-        texts.append("$S$ is the cohort")
+        texts.append(f"$n$: examples {'in the cohort $S$' if cohort else 'of all clients'}")
+    elif cohort:
+        texts.append("$S$: cohort")
     if r"\eta" in latex:
-        texts.append(r"$\eta$ is the local learning rate")
+        texts.append(r"$\eta$: local learning rate")
     if re.search(r"w(\^t)? - \\(frac\{)?\\?gamma|- \\gamma \\sum|- \\frac\{\\gamma\}\{\|S\|\}", latex):
-        texts.append(r"$\gamma$ is the server learning rate")
-    if len(texts) > 1:
-        texts[-1] = f"and {texts[-1]}"
-    return f"Here {', '.join(texts)}." if texts else ""
+        texts.append(r"$\gamma$: server learning rate")
+    return f"{'; '.join(texts)}." if texts else ""
 
 
 def _inside(text: str) -> str:
@@ -205,8 +203,8 @@ def _linked(text: str) -> str:
     return _ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
 
-def _console(*commands: str) -> str:
-    return "\n".join(["```console", *(f"$ {_wrapped(command)}" for command in commands), "```"])
+def _console(command: str) -> str:
+    return f"```console\n$ {_wrapped(command)}\n```"
 
 
 def _wrapped(command: str, width: int = 96) -> str:
@@ -222,20 +220,19 @@ def _wrapped(command: str, width: int = 96) -> str:
 def _settings(row: Row) -> str:
     said, _ = ranges(row.docstring.sections.get("Ranges", ""))
     shapes = row.model.model_json_schema()["properties"] if row.model.model_fields else {}
-    # Two columns, which a narrow screen has room for.
-    table = ["| setting, default | what it is |", "|---|---|"]
+    lines = []
     for name, field in row.model.model_fields.items():
-        about = [field.description or "", f"*Can be:* {allowed(shapes[name])}", f"*Sensible:* {said[name]}"]
-        table.append(_line(f"`{name}`<br>{default_of(field) or 'not set'}", "<br>".join(about)))
-    lines = [f"In the table `[{row.key}]`:", "", *table] if row.model.model_fields else ["None of its own."]
-    elsewhere = [f"- `{name}`: {text}" for name, text in said.items() if name not in row.model.model_fields]
-    if elsewhere:
-        lines += ["", "Settings elsewhere that matter here:", "", *elsewhere]
-    return "\n".join(lines)
+        default, values = default_of(field) or "not set", allowed(shapes[name])
+        values = values.replace(f"{default}, ", "").replace(f", {default}", "")  # from a list of names
+        values = ", ".join(filter(None, [default, values]))
+        about = f"{field.description}. *Sensible:* {said[name]}"
+        lines.append(f"- `{row.key}.{name}` ({values}): {about}")
+    lines += [f"- `{name}`: {text}" for name, text in said.items() if name not in row.model.model_fields]
+    return "\n".join(lines) or "None of its own."
 
 
 def allowed(shape: Mapping[str, Any]) -> str:
-    """What a setting can be, in words, from its JSON schema.
+    """What a setting can be, in words, from its JSON schema; empty where its default or description shows it.
 
     >>> allowed({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
     'at least 0, below 1'
@@ -243,35 +240,25 @@ def allowed(shape: Mapping[str, Any]) -> str:
     'a whole number, at least 1'
     """
     if "discriminator" in shape:
-        return ", ".join(f"`{json.dumps(name)}`" for name in shape["discriminator"]["mapping"])
+        return ""
     if "anyOf" in shape:
-        return " or ".join(allowed(kind) for kind in shape["anyOf"] if kind.get("type") != "null")
+        kinds = [allowed(kind) for kind in shape["anyOf"] if kind.get("type") != "null"]
+        return " or ".join(filter(None, kinds))
     if "const" in shape or "enum" in shape:
         return ", ".join(f"`{json.dumps(value)}`" for value in shape.get("enum", [shape.get("const")]))
     kind = shape.get("type", "")
     if kind == "array":
-        return f"a list of: {allowed(shape.get('items', {}))}"
+        items = allowed(shape.get("items", {}))
+        return f"a list of: {items}" if items else "a list"
     bounds = [f"{word} {shape[bound]}" for bound, word in BOUNDS.items() if bound in shape]
     if kind == "number":
         return ", ".join(bounds) or "any number"
     return ", ".join([KINDS.get(kind, kind), *bounds])
 
 
-def _cell(text: str) -> str:
-    """Text for a cell of a table: a bar outside of code would end the cell."""
-    parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(_cell(text) for text in cells)} |"
-
-
 def _proofs(section: str) -> str:
     found, _ = proofs(section)
-    number = sum(len(proof.tests) for proof in found)
-    commands = _console(*(f"pytest {p.path}" + (f" -k {p.word}" if p.word else "") for p in found))
-    return f"The names of {number} tests are the statements:\n\n{commands}"
+    return ", ".join(f"`{p.path}{f' -k {p.word}' if p.word else ''}`" for p in found)
 
 
 def _capital(text: str) -> str:
@@ -292,17 +279,14 @@ def _evidence() -> Mapping[str, Any]:
 
 
 def index(text: str) -> str:
-    """The index page with its table written anew."""
-    made = {"algorithms": list(_algorithms())}
-    return TABLE.sub(lambda match: match[1] + "".join(f"{row}\n" for row in made[match[2]]), text)
+    """The index page with its list written anew."""
+    return _LIST.sub(lambda match: match[1] + "".join(_algorithms()), text)
 
 
 def _algorithms() -> Iterator[str]:
-    yield from ("| | name | what it does | weights |", "|---|---|---|---|")
     for row in fit():
-        name = f"`{row.name}`" if row.key == "algorithm" else f"`{row.name}` in `[{row.key}]`"
-        weights = next(kind for kind in WEIGHTINGS if row.docstring["Weighting"].startswith(kind))
-        yield _line(f"[{row.docstring.title}]({row.name}.md)", name, row.docstring.summary, weights.lower())
+        where = "" if row.key == "algorithm" else f" in `[{row.key}]`"
+        yield f"- [`{row.name}`]({row.name}.md){where}: {row.docstring.summary}\n"
 
 
 def menu(text: str) -> str:

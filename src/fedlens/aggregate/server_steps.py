@@ -16,7 +16,7 @@ from fedlens.core.tree import Tree, add, map_tree, zeros_like
 
 Rate = Annotated[
     float,
-    Field(gt=0, allow_inf_nan=False, description="server learning rate gamma (Hsu et al. 2020, section 5.1)"),
+    Field(gt=0, allow_inf_nan=False, description="server learning rate gamma"),
     Feeds("server"),
 ]
 

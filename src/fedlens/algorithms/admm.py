@@ -33,8 +33,8 @@ from fedlens.local.rules import ClientRule, ServerRule
 Absent = Annotated[
     Literal["drop", "last"],
     Field(
-        description="clients that are not selected: left out of the server's mean, as in Ghaemi 2022; "
-        "or included with what they sent last (Zhou and Li 2022)"
+        description="clients not selected: left out of the mean (Ghaemi 2022), or counted with their last reply "
+        "(Zhou and Li 2022)"
     ),
 ]
 Sigma = Annotated[float, Field(gt=0, allow_inf_nan=False, description="penalty: sigma_i = sigma w_i")]
@@ -69,9 +69,9 @@ def admm(
 ) -> Averaging:
     """ADMM: each client solves its own problem, and a dual variable pulls its solution to the others'.
 
-    Fixes: FedAvg with much local work comes to rest where the clients' drifts cancel, not at the optimum. Here the
-        dual variable learns each client's gradient at the common model and takes it off, so a client that solves its
-        problem to the end stays at the common optimum.
+    Fixes: FedAvg with much local work comes to rest where the clients' drifts cancel, not at the optimum.
+        Here the dual variable learns each client's gradient at the common model and takes it off, so a client
+        that solves its problem stays at the common optimum.
 
     Equation:
         client i:  x_i = argmin_x w_i f_i(x) + <x - y, pi_i> + sigma_i/2 ||x - y||^2  (ghaemi2022 Algorithm 2,
@@ -84,42 +84,45 @@ def admm(
         sigma_i:   proportional: sigma w_i, rho_i = sigma.  equal: rho_i = sigma mean(w) / w_i
         pi_i = 0 at first; z_i is the initial model before the first reply
 
-    Source: ghaemi2022 section 4.3, its second "Algorithm 2", Eq. 2.16; Zhou and Li 2021 (arXiv 2110.15318), section 2.
-        With `absent = "last"` and a solver that stops early (`solver = "sgd"`, or a coarse `tolerance`) it is FedADMM
-        of Zhou and Li 2022 (arXiv 2204.10607), but for its tolerance, which shrinks from visit to visit.
+    Source: ghaemi2022 section 4.3, its second "Algorithm 2", Eq. 2.16; Zhou and Li 2021 (arXiv 2110.15318),
+        section 2. With `absent = "last"` and a solver that stops early (`solver = "sgd"`, or a coarse
+        `tolerance`) it is FedADMM of Zhou and Li 2022 (arXiv 2204.10607), but for its tolerance, which
+        shrinks from visit to visit.
 
-    Weighting: By examples, `w_i = n_i / n`; with `aggregate.weighting = "uniform"` all `w_i` are the same. With
+    Weighting: By examples, `w_i = n_i / n`, or uniform with `aggregate.weighting = "uniform"`. With
         `absent = "drop"` they are relative to the clients that replied.
 
-    State: The dual variable at each client that took part, one model; with `absent = "last"` one more, what it sent
-        last. There the server keeps two more models: the mean of all `z_i`, and the initial one.
+    State: At each client that took part the dual variable, one model. With `absent = "last"` one more, what
+        it sent last, and two at the server: the mean of all `z_i`, and the initial one.
 
-    Sent: What FedAvg sends: `x_i` and `pi_i` are needed at the server only as `z_i`.
+    Sent: What FedAvg sends: the server needs `x_i` and `pi_i` only as `z_i`.
 
-    Composes: Any `[select]`; with `absent = "last"` one that draws no client twice. A `[server]` table moves the model
-        towards the mean of the `z_i` in a way of its own. Normalized averaging (FedNova) is refused: the update is
-        no sum of steps. `[client]` rules that weigh examples (FedIR) go with both solvers, those that bend steps
-        with `solver = "sgd"` alone; `client.name = "dual"` is refused, since it would be there twice.
+    Composes: Any `[select]`; with `absent = "last"` one that draws no client twice. Any `[server]`, which
+        moves the model towards the mean of the `z_i`. Normalized averaging (FedNova) is refused: the update
+        is no sum of steps. `[client]` rules that weigh examples (FedIR) go with both solvers, those that
+        modify steps with `solver = "sgd"` alone.
 
         With the exact solver the `[local]` settings of steps are refused (`momentum`, `epochs`, `optimizer`,
-        `clip_norm`, ...), and `local.lr` is not used; `local.weight_decay` is part of `f_i`. With `solver = "sgd"` a
-        `sigma` of `2 / local.lr` and more is refused, unless gradients are clipped: the quadratic term alone diverges.
+        `clip_norm`, ...), and `local.lr` is not used; `local.weight_decay` is part of `f_i`. With
+        `solver = "sgd"` a `sigma` of `2 / local.lr` and more is refused, unless gradients are clipped: the
+        quadratic term alone diverges.
 
     Ranges:
-        sigma: 0.01 to 10, about the curvature of the loss. Larger holds the clients closer and learns slower; too
+        sigma: 0.01 to 10, about the curvature of the loss. Larger holds clients closer and learns slower; too
             small, and the duals overshoot.
         sigmas: equal gives every client the same say at the server, and holds small clients closer.
-        solver: exact looks at all the client's examples 10 to 100 times a round. sgd is the practical one for networks.
+        solver: exact looks at all the client's examples 10 to 100 times a round. sgd is practical for
+            networks.
         tolerance: 1e-3 unless set. 1e-6 and below for float64 studies.
-        max_iterations: 50 unless set. How often it was too few is `unsolved` in metrics.jsonl.
-        absent: "last" is the one with theory, and is slow while many clients have not been drawn yet. With "drop" a
-            client's dual is as old as its last context.
+        max_iterations: 50 unless set. `unsolved` in metrics.jsonl counts how often it was too few.
+        absent: "last" is the one with theory, and slow until most clients have been drawn. With "drop" a
+            client's dual is as old as its last visit.
         local.epochs: 1 to 10 with `solver = "sgd"`.
 
     Try: algorithm.solver=sgd algorithm.sigma=0.1
 
-    Not when: Clients are many and seldom drawn: duals are old or zero. For networks the exact solver costs many times
-        what FedAvg's epoch does, and its theory asks for convexity or a large `sigma`.
+    Not when: Clients are many and seldom drawn: duals are old or zero. For networks the exact solver costs
+        many of FedAvg's epochs, and its theory asks for convexity or a large `sigma`.
 
     Tests: tests/identity/test_admm.py
 
@@ -160,7 +163,8 @@ def ceadmm(
 ) -> Averaging:
     """CEADMM: ADMM with several local iterations, primal and dual, between two exchanges.
 
-    Fixes: As `admm`, with fewer exchanges: a client goes on for `k_0` iterations about the same global model.
+    Fixes: As [ADMM](admm.md), with fewer exchanges: a client does `k_0` iterations about the same global
+        model.
 
     Equation:
         client i:  k_0 times, y fixed:
@@ -178,16 +182,16 @@ def ceadmm(
 
     Sent: What FedAvg sends.
 
-    Composes: As `admm` with the exact solver: any `[select]` and `[server]`, `[client]` rules that weigh examples
-        (FedIR) and no others, and none of the `[local]` settings of steps.
+    Composes: As `admm` with the exact solver: any `[select]` and `[server]`, only `[client]` rules that weigh
+        examples (FedIR), and no `[local]` settings of steps.
 
     Ranges:
         sigma: 0.01 to 10, larger with larger `k_0`: each iteration adds `rho_i (x_i - y)` to the dual.
-        sigmas: proportional, or the same for all; see `admm`.
-        k_0: 1 to 10. With `y` fixed the iterations converge to `x_i = y` and `u_i = -grad f_i(y)`: after many of
-            them what is sent is one gradient step from `y`, of rate `1 / rho_i`. More work is not more progress.
-        tolerance: 1e-3 unless set.
-        max_iterations: 50 unless set, for each local iteration.
+        sigmas: see `admm`.
+        k_0: 1 to 10. With `y` fixed the iterations converge to `x_i = y` and `u_i = -grad f_i(y)`: what is
+            sent is then one gradient step from `y`, of rate `1 / rho_i`. More work is not more progress.
+        tolerance: 1e-3.
+        max_iterations: 50, for each local iteration.
         absent: see `admm`.
 
     Try: algorithm.k_0=2 algorithm.sigma=1.0 algorithm.max_iterations=10 algorithm.absent=last local.epochs=1
@@ -221,7 +225,8 @@ def iceadmm(
 ) -> Averaging:
     """ICEADMM: CEADMM whose subproblem is replaced by its linear part and a proximal term, one gradient an iteration.
 
-    Fixes: As `ceadmm`, without solving anything to the end: an iteration is one gradient and one step in closed form.
+    Fixes: As [CEADMM](ceadmm.md), without solving anything to the end: an iteration is one gradient and one
+        step in closed form.
 
     Equation:
         client i:  k_0 times, y fixed, from x_i as it was left:
@@ -233,7 +238,7 @@ def iceadmm(
         server:    y <- sum_i sigma_i z_i / sum_i sigma_i                             (Eq. 3.1)
         x_i is y of the client's first round at first; sums and sigma_i as in admm
 
-    Source: Zhou and Li 2021 (arXiv 2110.15318), ICEADMM; ghaemi2022 speaks of it without its equations. The step was
+    Source: Zhou and Li 2021 (arXiv 2110.15318), ICEADMM; ghaemi2022 has no equations of it. The step was
         checked against the authors' published solver, where `r` is the Lipschitz constant of `grad f_i`.
 
     Weighting: By examples, as `admm`.
@@ -242,23 +247,23 @@ def iceadmm(
 
     Sent: What FedAvg sends.
 
-    Composes: As `admm` with the exact solver: any `[select]` and `[server]`, `[client]` rules that weigh examples
-        (FedIR) and no others, and none of the `[local]` settings of steps. `local.lr` is not used: the step is
+    Composes: As `admm` with the exact solver: any `[select]` and `[server]`, only `[client]` rules that weigh
+        examples (FedIR), and no `[local]` settings of steps. `local.lr` is not used: the step is
         `1 / (r + rho_i)`.
 
     Ranges:
-        sigma: About `r`, as in the authors' solver. Well below it the duals swing, what is sent is amplified by
-            `1 / rho_i`, and the run diverges.
-        sigmas: proportional, or the same for all; see `admm`.
+        sigma: about `r`, as in the authors' solver. Well below it the duals swing, what is sent is amplified
+            by `1 / rho_i`, and the run diverges.
+        sigmas: see `admm`.
         r: 1 to 100, the Lipschitz constant of the gradient. Smaller takes longer steps and may diverge.
         k_0: 1 to 20. Each costs one gradient: a pass over the client's data, or one batch.
-        gradient: batch takes minibatches of `local.batch_size`, which the source's theory does not cover.
+        gradient: "batch" is not covered by the source's theory.
         absent: see `admm`.
 
     Try: algorithm.k_0=10 local.epochs=1 local.batch_size=all
 
-    Not when: Clients hold many examples and rounds are cheap: `k_0` full passes for `k_0` steps is little progress
-        for the work, next to FedAvg's epoch of small batches.
+    Not when: Clients hold many examples and rounds are cheap: `k_0` full passes for `k_0` steps is little
+        progress next to FedAvg's epoch of small batches.
 
     Tests: tests/identity/test_admm.py::iceadmm
 
@@ -289,8 +294,9 @@ def liadmm(
 ) -> Averaging:
     """LIADMM: linearized inexact ADMM, one gradient at the global model a round and a correction by the last one.
 
-    Fixes: Little, in the end: Eq. 4.5 in 4.6 gives `pi_i = -w_i grad f_i(x)`, so with all clients in every round it is
-        optimistic gradient descent, `x <- x - gamma (2 g - g_before)`. It is here because ghaemi2022 compares with it.
+    Fixes: Little: Eq. 4.5 in 4.6 gives `pi_i = -w_i grad f_i(x)`, so with all clients in every round it is
+        optimistic gradient descent, `x <- x - gamma (2 g - g_before)`. It is here because ghaemi2022 compares
+        with it.
 
     Equation:
         client i:  x_i = x - gamma grad f_i(x) - gamma / w_i pi_i                     (ghaemi2022 Eq. 4.5)
@@ -303,28 +309,29 @@ def liadmm(
 
     Source: ghaemi2022 Algorithm 4, Eq. 4.4 to 4.6, after Zhou and Li 2021 (arXiv 2110.15318).
 
-    Weighting: By examples over the clients that replied; `aggregate.weighting = "uniform"` for the same for all. With
-        `w_i = 1/N` over the whole population and a sum over the sample, Eq. 4.4 would shrink the model to nothing.
+    Weighting: By examples over the clients that replied, or uniform with `aggregate.weighting = "uniform"`.
+        With `w_i = 1/N` over the whole population and a sum over the sample, Eq. 4.4 would shrink the model
+        to nothing.
 
     State: As `admm`: one model at each client that took part, two with `absent = "last"`.
 
     Sent: What FedAvg sends.
 
-    Composes: Any `[select]` and `[server]`. With `gradient = "training"` any `[client]` rule and `[local]` settings;
-        without it `[client]` rules that weigh examples (FedIR) alone, and of `[local]` the rate, which is gamma.
-        There is no `k_0`: with `x` fixed a second iteration of Eq. 4.5 and 4.6 gives `x_i = x`, and what is sent is a
-        plain gradient step.
+    Composes: Any `[select]` and `[server]`. With `gradient = "training"` any `[client]` rule and `[local]`
+        settings; else only rules that weigh examples (FedIR), and of `[local]` the rate, which is gamma.
+        There is no `k_0`: with `x` fixed a second iteration gives `x_i = x`, and a plain gradient step is
+        sent.
 
     Ranges:
-        gamma: As a learning rate of full-batch gradient descent; the optimistic step wants it somewhat smaller.
-        gradient: full is the equation. training is what a paper with "batch size 128, 10 epochs" may have run.
-        absent: drop is how ghaemi2022 ran it, as far as it says. A client's correction is then the gradient of its last
-            visit; last keeps old `z_i` in the mean, and wants a much smaller `gamma`.
+        gamma: as a learning rate of full-batch gradient descent, or somewhat smaller.
+        gradient: "full" is the equation; "training" is what a paper with "batch size 128, 10 epochs" may have
+            run.
+        absent: "drop" is how ghaemi2022 ran it, as far as it says: a client's correction is then the gradient
+            of its last visit. "last" keeps old `z_i` in the mean, and wants a much smaller `gamma`.
 
     Try: algorithm.gradient=training
 
-    Not when: One gradient a round is too few exchanges for what is learned, which is nearly always: FedAvg with one
-        epoch costs the same.
+    Not when: One gradient a round is too few, which is nearly always: FedAvg with one epoch costs the same.
 
     Tests: tests/identity/test_admm.py::liadmm
 

@@ -119,11 +119,11 @@ class Centralized(AlgorithmBase):
 def centralized(parts: Parts) -> Centralized:
     """Centralized training: the same model, trained with the same local settings on all clients' data together.
 
-    A round is `local.epochs` passes over the pooled data, or `local.steps` steps. Unlike a client's, its optimizer is
-    not cleared from round to round.
+    A round is `local.epochs` passes over the pooled data, or `local.steps` steps. Its optimizer goes on from
+    round to round.
 
-    Fixes: Nothing: it is not federated. It is the reference that relative accuracy is measured against
-        (hsu2020 section 6), and `fedlens compare` looks for it.
+    Fixes: Nothing: it is not federated. Relative accuracy is measured against it (hsu2020 section 6), and
+        `fedlens compare` looks for it.
 
     Equation:
         w <- w - eta grad F(w; batch),  F(w) = sum_k (n_k / n) F_k(w)
@@ -133,24 +133,24 @@ def centralized(parts: Parts) -> Centralized:
 
     Weighting: None: every example counts the same.
 
-    State: The optimizer's, from round to round, where all the data is.
+    State: The optimizer, where all the data is.
 
-    Sent: The model down and one update up, a round; a run in one place would send nothing. Clients that are measured
+    Sent: The model down and one update up, a round; a run in one place would send nothing. Measured clients
         get the model and send a few numbers.
 
-    Composes: With nothing: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused, and so is
-        `local.stragglers`. Where `--set` names it on top of a recipe, the recipe's tables of that kind are left out.
+    Composes: `[select]`, `[client]`, `[aggregate]`, `[server]` and `local.stragglers` are refused. Where
+        `--set` names it on top of a recipe, the recipe's tables of that kind are left out.
 
     Ranges:
         local.epochs: 1 a round, so that rounds are epochs.
-        local.lr: tuned for itself, or what comes out is no bound.
-        evaluation.clients: "all" measures the model at each client, on the examples that the client holds out
+        local.lr: tuned by itself, or the result is no bound.
+        evaluation.clients: "all" measures the model on each client's held-out examples
             (`data.validation_from` = "client"). A federated run with the same seeds holds out the same ones.
 
     Try: local.epochs=1
 
-    Not when: The question is what a federation reaches. Nor as a bound for personal models: a client's own
-        model can be better on the client's own data than any global one.
+    Not when: The question is what a federation reaches. Nor as a bound for personal models, which can be
+        better on a client's own data than any global one.
 
     Tests: tests/identity/test_centralized.py
 

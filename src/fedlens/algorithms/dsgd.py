@@ -78,25 +78,26 @@ def dsgd(
 
     Weighting: None: peers count by their edges, whatever their examples.
 
-    State: At each peer: its model and optimizer, from before and after its last mixing.
+    State: At each peer its model and optimizer, before and after its last mixing.
 
     Sent: The model to each neighbour, every round; nothing to a server. `bytes_peer` counts each addressee.
 
-    Composes: With nothing: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused, and so is
-        `local.stragglers`. All clients are peers, in every round.
+    Composes: `[select]`, `[client]`, `[aggregate]`, `[server]` and `local.stragglers` are refused. All
+        clients are peers, in every round.
 
     Ranges:
-        topology: "ring" mixes slowly with many peers; { name = "exponential", one_peer = true } mixes fast with one
-            letter a peer, for a power of two of peers.
+        topology: "ring" mixes slowly with many peers; { name = "exponential", one_peer = true } mixes fast
+            with one message a peer, for a power of two of peers.
         mix: "after". "before" is the paper's.
         quasi_global: 0.9, with `local.momentum` = 0.9, where peers differ.
-        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": each peer's model is measured on its own.
-        evaluation.test_peers: 4, or "all": so many peers' models on the test data. No peer has the mean model, and
+        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": each peer's model is measured on
+            its own data.
+        evaluation.test_peers: 4, or "all": how many peers' models are tested. No peer has the mean model, and
             where data differ their own can be much worse.
 
     Try: algorithm.topology.name=ring
 
-    Not when: A server can be had: FedAvg mixes completely with two models a client.
+    Not when: A server is possible: FedAvg mixes completely with two models a client.
 
     Tests: tests/identity/test_dsgd.py tests/unit/algorithms/test_topology.py
         tests/unit/algorithms/test_peer_evaluation.py

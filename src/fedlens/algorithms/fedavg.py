@@ -9,11 +9,11 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 def fedavg(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
     """FedAvg: clients train for some epochs, and the server averages what they send back, weighted by examples.
 
-    FedSGD is the case of one full-batch step: `local.steps = 1`, `local.batch_size = "all"`. All clients with one such
-    step are gradient descent on the pooled data.
+    FedSGD is one full-batch step: `local.steps = 1`, `local.batch_size = "all"`. With all clients it is
+    gradient descent on the pooled data.
 
-    Fixes: Data that have to stay where they are, over a network that is slow: several local steps for each exchange
-        of the model, where distributed SGD takes one. It is what the others are compared with.
+    Fixes: Data that must stay where they are, and a slow network: several local steps for each exchange of
+        the model, where distributed SGD takes one.
 
     Equation:
         client k:  w_k <- w^t, then  w_k <- w_k - eta grad F_k(w_k; batch)    (ghaemi2022 Algorithm 1)
@@ -25,23 +25,22 @@ def fedavg(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
         ghaemi2022 Algorithm 1.
 
     Weighting: By examples, `n_k / n` over the clients that replied; uniform with
-        `aggregate = { name = "mean", weighting = "uniform" }`.
+        `aggregate.weighting = "uniform"`.
 
-    State: Nothing at the clients; their optimizers start fresh each round. The server keeps the model.
+    State: Nothing: clients' optimizers start fresh each round.
 
-    Sent: The model down and one update up for each client of a round, each with the running statistics of its
+    Sent: For each client of a round the model down and one update up, with the running statistics of
         normalization layers.
 
-    Composes: Any `[select]`, `[client]`, `[aggregate]` and `[server]`: it is what an algorithm is where nothing else
-        is said. A table `[server]` takes the place of `lr`.
+    Composes: Any `[select]`, `[client]`, `[aggregate]` and `[server]`.
 
     Ranges:
-        lr: 1, the plain average. Below 1 damps noisy rounds; above 1 goes further than any average of the clients.
-        local.epochs: 1 to 20. More is fewer exchanges, and the further the more the clients differ.
-        local.lr: tuned anew for every number of epochs and clients a round; it matters more than all else here.
+        lr: 1, the plain average. Below 1 damps noisy rounds.
+        local.epochs: 1 to 20. More saves exchanges; clients drift further, the more they differ.
+        local.lr: tuned for every number of epochs and clients a round; it matters most.
 
-    Not when: Clients hold few classes each and do many local steps: the average then moves little and unsteadily
-        (hsu2019 figures 3 and 5). Look at server momentum (FedAvgM) first, which costs nothing at the clients.
+    Not when: Clients hold few classes each and do many local steps: the average then moves little and
+        unsteadily (hsu2019 figures 3 and 5). Try server momentum (FedAvgM) first: it costs clients nothing.
 
     Tests: tests/identity/test_fedavg.py tests/identity/test_partial_work.py
 

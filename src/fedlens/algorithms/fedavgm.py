@@ -25,8 +25,8 @@ def fedavgm(
 ) -> Averaging:
     """FedAvgM: the server takes the averaged update with momentum.
 
-    Fixes: On skewed clients each round's average points where this round's few clients do. Momentum sums such rounds
-        up, and what they do not agree on cancels.
+    Fixes: On skewed clients each round's average points where this round's few clients do. Momentum sums up
+        rounds, and their disagreements cancel.
 
     Equation:
         clients:   as in FedAvg;  Delta w = sum_k (n_k / n) Delta w_k
@@ -37,30 +37,28 @@ def fedavgm(
     Source: hsu2019 section 4.2 (arXiv 1909.06335), hsu2020 section 5.1 (arXiv 2003.08082).
 
     Weighting: By examples, `n_k / n` over the clients that replied; uniform with
-        `aggregate = { name = "mean", weighting = "uniform" }`.
+        `aggregate.weighting = "uniform"`.
 
-    State: Nothing at the clients. The server keeps `v`, one more copy of the trainable weights. Running statistics have
-        no momentum: they are averaged.
+    State: At the server `v`, one more copy of the trainable weights. Running statistics are averaged, without
+        momentum.
 
     Sent: What FedAvg sends.
 
-    Composes: Any `[select]`, `[client]` and `[aggregate]`. A table `[server]` takes the place of its momentum;
-        `server.name = "momentum"` gives the same to another algorithm.
+    Composes: Any `[select]`, `[client]` and `[aggregate]`. `server.name = "momentum"` gives the same to
+        another algorithm.
 
     Ranges:
         momentum: 0.9; hsu2019 tries 0, 0.7, 0.9, 0.97, 0.99 and 0.997. Higher for fewer clients a round.
-        lr: 1, as in hsu2019. Change `local.lr` rather than this.
-        nesterov: true, as in hsu2019: [our evidence](../which-algorithm.md#what-the-evidence-says-of-each) finds it
-            better than the plain one, which hsu2020 section 5.1 writes.
-        local.lr: what is tuned is the effective rate `local.lr / (1 - momentum)`: at momentum 0.9, start
-            with a tenth of what is good for FedAvg. With few clients a round the window of good ones is as narrow as
-            one order of magnitude (hsu2019 figure 6).
+        lr: 1, as in hsu2019. Change `local.lr` instead.
+        nesterov: true, as in hsu2019: [better than the plain
+            one](../which-algorithm.md#what-the-evidence-says-of-each) of hsu2020 section 5.1.
+        local.lr: tune the effective rate `local.lr / (1 - momentum)`: at momentum 0.9, start with a tenth of
+            FedAvg's. With few clients a round good ones span only one order of magnitude (hsu2019 figure 6).
 
     Try: algorithm.momentum=0.7 local.lr=0.03
 
-    Not when: There are few rounds: `v` takes about `1 / (1 - momentum)` of them to build up. Nor with a local
-        learning rate that was tuned for FedAvg: the effective one is `1 / (1 - momentum)` times that, and the run may
-        diverge.
+    Not when: There are few rounds: `v` takes about `1 / (1 - momentum)` of them to build up. A local learning
+        rate tuned for FedAvg may diverge: the effective one is `1 / (1 - momentum)` times as large.
 
     Tests: tests/identity/test_fedavgm.py
 

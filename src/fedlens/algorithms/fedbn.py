@@ -18,8 +18,8 @@ from fedlens.models.prepare import Preparation
 def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
     """FedBN: batch normalization stays at the clients, and everything else is averaged.
 
-    Fixes: Clients whose images look different (scanners, cameras, light) have other statistics in every layer.
-        Averaged statistics fit none of them: the variance of a mixture is not the mean of the variances.
+    Fixes: Clients whose images look different (scanners, cameras, light) have other statistics in every
+        layer. Averaged statistics fit none: the variance of a mixture is not the mean of the variances.
 
     Equation:
         client k:  w_k = (v_k, u_k), v_k its normalization layers, u the rest;  w_k <- local training from (v_k, u^t)
@@ -29,24 +29,23 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
 
     Weighting: By examples, over the clients that replied; `aggregate.weighting` changes it.
 
-    State: At each client that took part: scale, shift, running mean and variance of its batch normalization. The
-        server keeps the rest of the model.
+    State: At each client that took part: scale, shift, running mean and variance of its batch normalization.
 
-    Sent: Less than FedAvg by the normalization layers, both ways.
+    Sent: What FedAvg sends, without the normalization layers.
 
-    Composes: Any `[select]`, `[aggregate]` and `[server]`, and client rules that send nothing of their own
-        (`proximal`, `reweighted`). Those that do (`control-variate`, `dynamic`, `dual`) are refused: they would send
-        the personal parts.
+    Composes: Any `[select]`, `[aggregate]` and `[server]`, and client rules that send nothing (`proximal`,
+        `reweighted`). The others (`control-variate`, `dynamic`, `dual`) are refused: they would send the
+        personal parts.
 
     Ranges:
         lr: 1. Below 1 damps a noisy round.
-        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": each client's model is measured on what
-            it holds out of its own data, since there is no one model to test.
+        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": clients measure their own models,
+            since none is common.
 
     Try: data.validation=0.2 data.validation_from=client model.norm=batch
 
-    Not when: The model has no batch normalization (refused); clients differ in their labels rather than in their
-        images; or a model is wanted for clients that never took part: the exported one has the initial normalization.
+    Not when: The model has no batch normalization (refused); clients differ in labels rather than images; or
+        clients that never took part need a model: the exported one has the initial normalization.
 
     Tests: tests/identity/test_personal.py::fedbn
 

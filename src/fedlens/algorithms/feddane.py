@@ -46,12 +46,12 @@ From = Annotated[
 def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr: Rate = 1.0) -> Averaging:
     """FedDANE: clients minimize their own loss, its gradient at the global model replaced by everyone's.
 
-    A round has two exchanges. In the first, clients send the gradient over all their data; in the second, clients
-    train with the mean of those.
+    A round has two exchanges: clients send the gradient over all their data, then train with the mean of
+    those.
 
-    Fixes: Under FedAvg a client goes to its own optimum. Here a linear term makes its loss fall, at the global
-        model, in the direction in which everyone's falls; only its curvature is its own. With all clients in both
-        exchanges, an optimum of the whole is where nobody moves.
+    Fixes: Under FedAvg a client goes to its own optimum. Here a linear term makes its loss fall, at the
+        global model, in the direction in which everyone's falls; only its curvature is its own. With all
+        clients in both exchanges, nobody moves at an optimum of the whole.
 
     Equation:
         first:     g^t = 1/|S_t| sum_{k in S_t} grad F_k(w^t)                   (Algorithm 2)
@@ -61,41 +61,38 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
                    grad F_k(w; batch) + g^t - grad F_k(w^t) + mu (w - w^t)
         server:    w^{t+1} = w^t - lr 1/|S'_t| sum_{k in S'_t} (w^t - w_k)      (lr = 1 there)
 
-    Source: Li et al. 2019 (arXiv 2001.01920), Algorithm 2; chen2022 names it. The source draws S_t and S'_t
-        independently of each other; its authors' published code draws the same clients twice, which is
-        `gradients_from = "same"`.
+    Source: Li et al. 2019 (arXiv 2001.01920), Algorithm 2, which draws S_t and S'_t independently; its
+        authors' published code draws the same clients twice: `gradients_from = "same"`.
 
-    Weighting: Uniform over the clients that replied, in both exchanges, which goes with the source's clients drawn in
-        proportion to their examples; `[select]` draws them uniformly unless told otherwise. By examples with
-        `aggregate = { name = "mean", weighting = "examples" }`: then the gradients are weighted so too.
+    Weighting: Uniform over the clients that replied, in both exchanges. The source draws clients in
+        proportion to their examples; `[select]` draws uniformly by default. By examples, both, with
+        `aggregate.weighting = "examples"`.
 
-    State: Nothing at the clients. The server keeps the model; g^t is of its round alone.
+    State: Nothing.
 
-    Sent: In the first exchange the model down and a gradient up, in the second the model and g^t down and the update
-        up: three models down and two up for one each of FedAvg, over twice the clients unless
-        `gradients_from = "same"`.
+    Sent: First the model down and a gradient up, then the model and g^t down and the update up: three models
+        down and two up for FedAvg's one each, over twice the clients unless `gradients_from = "same"`.
 
-    Composes: Any `[select]`, `[aggregate]` and `[server]`, and any local optimizer, since the source leaves the local
-        solver open. With `select.name = "all"` or `"fixed"` both draws are the same clients. `[client]` rules come on
-        top; the mu of `client.name = "proximal"` adds to this one. `control-variate` and `dynamic` are refused: they
-        correct the same drift. With FedIR all gradients are those of its weighted loss. With `local.examples` (FedVC)
-        each of the two exchanges draws its own examples at a client, and gradients are over those drawn.
+    Composes: Any `[select]`, `[aggregate]`, `[server]` and local optimizer. With `select.name = "all"` or
+        `"fixed"` both draws are the same clients. The mu of `client.name = "proximal"` adds to this one.
+        `control-variate` and `dynamic` are refused: they correct the same drift. With FedIR gradients are of
+        its weighted loss. With `local.examples` (FedVC) each exchange draws its own examples.
 
     Ranges:
-        mu: 0 to 1; larger where few clients take part, since g^t is then a poor estimate. The term is zero in the
-            first step of a round.
-        gradients_from: "another" as in Algorithm 2. With "same" a round's corrections sum to zero over its clients
-            (not with `local.examples`, where each exchange draws its own).
+        mu: 0 to 1; larger where few clients take part, since g^t is then a poor estimate. The term is zero in
+            the first step of a round.
+        gradients_from: "another" as in Algorithm 2. With "same" a round's corrections sum to zero over its
+            clients (not with `local.examples`).
         lr: 1, the plain average.
-        local.epochs: Few. The correction is that of the global model, and every step goes further from it. A round
-            costs a pass over the data in each exchange more than FedAvg's: at one epoch about 3 times as many
-            gradients in all, at five epochs 1.4 times. They are counted in `batches_max`.
+        local.epochs: few: the correction is that of the global model. A round costs one more pass in each
+            exchange: about 3 times FedAvg's gradients at one epoch, 1.4 times at five. `batches_max` counts
+            them.
 
     Try: algorithm.mu=0.1
 
-    Not when: Few of many clients take part, or they differ much. Its own authors report that it then falls behind
-        FedAvg and FedProx: the gradient of one cohort says little of the next. SCAFFOLD corrects the same at one
-        exchange a round.
+    Not when: Few of many clients take part, or they differ much. Its own authors report that it then falls
+        behind FedAvg and FedProx: one cohort's gradient says little of the next. SCAFFOLD corrects the same
+        at one exchange a round.
 
     Tests: tests/identity/test_feddane.py
 

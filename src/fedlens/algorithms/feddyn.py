@@ -35,9 +35,9 @@ Objective = Annotated[
 def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform") -> Averaging:
     """FedDyn: terms added to each client's objective move its optimum to that of all clients.
 
-    Fixes: The optima of the clients differ, so a client that solves its own problem leaves the optimum of all.
-        FedDyn learns, client by client, a linear term that cancels the client's own gradient at the common optimum.
-        The longer clients train, the better it gets, where FedAvg gets worse.
+    Fixes: The optima of the clients differ, so a client that solves its own problem leaves the optimum of
+        all. FedDyn learns, client by client, a linear term that cancels the client's own gradient at the
+        common optimum. It gains from longer local training, where FedAvg loses.
 
     Equation:
         client k:  w_k = argmin_w f_k(w) - <l_k, w> + alpha_k/2 ||w - w^t||^2        (Algorithm 1)
@@ -53,45 +53,40 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
 
     Source: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1; chen2022 section 6.5 runs it.
 
-    Weighting: Uniform, for the paper's objective `1/N sum_k f_k`. With `weighting = "examples"` the objective is
-        FedAvg's, `sum_k (n_k / n) f_k`, and the method is the paper's for the functions `p_k f_k`, with
-        `p_k = n_k / nbar`: client k minimizes `p_k f_k - <p_k l_k, w> + alpha/2 ||w - w^t||^2`, which is, divided by
-        `p_k`, the paper's problem with `alpha_k = alpha / p_k`. Models and running statistics are averaged uniformly
-        all the same, and `h` is kept as before. A client with few examples has a large `alpha_k`, along which steps
-        of full length would overshoot; they are scaled by `s_k = min(1, p_k)`, which leaves the minimizer where it is.
+    Weighting: Uniform, for the paper's objective `1/N sum_k f_k`. `weighting = "examples"` takes FedAvg's
+        objective, `sum_k (n_k / n) f_k`: the paper's method for `p_k f_k`, with `p_k = n_k / nbar`. Client
+        k's `alpha` is then in effect `alpha / p_k`; where that is large, steps are scaled by
+        `s_k = min(1, p_k)`, which leaves the minimizer where it is. Models and running statistics are still
+        averaged uniformly.
 
-    State: One copy of the trainable weights, `l_k`, at each client that took part. The server keeps `h`, one more.
+    State: One copy of the trainable weights, `l_k`, at each client that took part, and `h` at the server.
 
-    Sent: What FedAvg sends, as `h` follows from the mean of the updates. A further tree up, `alpha Delta_k`, where that
-        mean does not arrive: with an `[aggregate]` other than the uniform mean, with client rules on top that send or
-        keep something of their own, and where FedDyn is itself a rule in `[client]`.
+    Sent: What FedAvg sends, as `h` follows from the mean of the updates. A further model up, `alpha Delta_k`,
+        where that mean does not arrive: with an `[aggregate]` other than the uniform mean, with `[client]`
+        rules that send or keep something, and where FedDyn is itself a `[client]` rule.
 
-    Composes: Any `[select]` that draws no client twice. A table `[server]` takes `mean_S Delta_k + h/alpha` as its
-        update, and has no say in `h`. Its point of rest is the same, since both are zero there. But `h/alpha` is a
-        sum of all updates so far, as a momentum of 1 would keep: a server momentum on top overshoots unless it is
-        small, and an adaptive server forgets how long that vector is, which is what FedDyn's step is made of.
+    Composes: Any `[select]` that draws no client twice. A `[server]` table takes `mean_S Delta_k + h/alpha`
+        as its update. But `h/alpha` is a sum of all updates so far, like a momentum of 1: a server momentum
+        overshoots unless it is small, and an adaptive server loses that vector's length.
 
-        `[aggregate]` by examples weighs the models of a cohort alone; that is not `weighting = "examples"`.
+        `[aggregate]` by examples weighs a cohort's models alone; that is not `weighting = "examples"`. Local
+        momentum, Adam and clipping work: only where a client ends counts. Weight decay is part of `f_k`.
 
-        Local momentum, Adam and clipping go: all that counts is where a client ends. Weight decay is part of `f_k`.
-
-        Rules of `[client]` come on top; what they add to the gradient is not scaled by `s_k`. `proximal` makes
-        `alpha` larger in the steps alone, which slows the run and does not move its point of rest.
-        `client.name = "dynamic"` is refused, as the terms would be there twice, and so is another rule that corrects
-        the same drift (`control-variate`).
+        What `[client]` rules add to the gradient is not scaled by `s_k`. `proximal` only slows the run.
+        `control-variate`, which corrects the same drift, is refused.
 
     Ranges:
-        alpha: 0.001 to 0.1 in the paper, 0.1 to 1 for few local steps. `alpha * local.lr` times the number of local
-            steps should be 0.1 or more: below, clients end far from the minimum that `h/alpha` takes them to be at,
-            and the model swings. Larger is slower and steadier. From `alpha * local.lr` = 2 on (with momentum, a
-            little more) the quadratic term alone diverges: refused.
-        weighting: examples where clients differ in size and the pooled data are what counts.
+        alpha: 0.001 to 0.1 in the paper, 0.1 to 1 for few local steps. `alpha * local.lr` times the local
+            steps should be 0.1 or more: below, clients end far from their minimum, and the model swings.
+            Larger is slower and steadier. From `alpha * local.lr` = 2 (with momentum, a little more) the
+            quadratic term alone diverges: refused.
+        weighting: examples where clients differ in size and the pooled data count.
         local.epochs: 5 and more. The method assumes that a client solves its problem.
-        local.lr: As FedAvg's, with some `local.lr_decay`, since noise in `w_k` goes into `l_k`.
+        local.lr: as FedAvg's, with some `local.lr_decay`, since noise in `w_k` goes into `l_k`.
 
     Try: algorithm.alpha=0.5 local.epochs=5
 
-    Not when: Clients do few local steps, or take part in few rounds of the run: `h` and `l_k` are then far from what
+    Not when: Clients do few local steps, or take part in few rounds: `h` and `l_k` are then far from what
         they stand for. SCAFFOLD corrects the same drift with less to tune, and sends twice as much.
 
     Tests: tests/identity/test_feddyn.py

@@ -304,11 +304,10 @@ def fedgkt(
 ) -> FedGKT:
     """FedGKT: clients train a small network each, the server trains a large one on their features, and both teach.
 
-    A client's network has an extractor, up to `cut`, and a small rest. The server's layers are those of `[model]` after
-    `cut`. The model that predicts is composed: a client's own extractor, and the server's layers.
+    A client's network has an extractor, up to `cut`, and a small rest. The server's layers are those of
+    `[model]` after `cut`. Predictions come from a client's extractor followed by the server's layers.
 
-    Fixes: A network that clients cannot train is too large for FedAvg. Here they train a small one, and the server the
-        large one.
+    Fixes: A network too large for clients to train. They train a small one, and the server the large one.
 
     Equation:
         client k:  min CE(z_k, y) + alpha T^2 KL(softmax(z_s / T) || softmax(z_k / T));  CE alone without z_s
@@ -316,39 +315,40 @@ def fedgkt(
         server:    min CE(z_s, y) + alpha T^2 KL(softmax(z_k / T) || softmax(z_s / T)),  z_s = f(h_k(x))
         returned:  z_s of every image of k
 
-    Source: He, Annavaram and Avestimehr 2020 (arXiv 2007.14513), Algorithm 1 and equations 5 to 8. The published code
-        differs: it adds 1e-7 to the teacher's probabilities, weighs CE by alpha and not KL, keeps logits by the number
-        of a batch, and returns logits from training mode. Here they belong to a position, and come from evaluation
-        mode.
+    Source: He, Annavaram and Avestimehr 2020 (arXiv 2007.14513), Algorithm 1 and equations 5 to 8. The
+        published code differs: it adds 1e-7 to the teacher's probabilities, weighs CE by alpha and not KL,
+        keeps logits by the number of a batch, and returns logits from training mode. Here they belong to an
+        image, and come from evaluation mode.
 
     Weighting: By examples: the server draws its batches from all sent images together.
 
-    State: At each client: its network, its optimizer, and the server's last logits. The server keeps its layers and
-        their optimizer, and no features from round to round. As nothing is averaged, both optimizers go on.
+    State: At each client its network, its optimizer, and the server's last logits. At the server its layers
+        and their optimizer, no features.
 
-    Sent: Features, logits and labels of all images of a client up, every round; with `gkt-resnet8` and images of 32x32
-        that is 64 KiB an image, or 3.3 GB for CIFAR-10. Logits down. No weights. The server learns every label, and
-        features from which images can be reconstructed; a client learns what the server's network says of its own
-        images. Clients learn nothing of each other.
+    Sent: Features, logits and labels of all of a client's images up, every round; with `gkt-resnet8` and
+        images of 32x32 64 KiB an image, or 3.3 GB for CIFAR-10. Logits down. No weights. The server learns
+        every label, and features from which images can be reconstructed; a client learns only what the
+        server's network says of its own images.
 
-    Composes: Any `[select]` that does not choose a client twice. `[client]`, `[aggregate]` and `[server]` are refused,
-        and of `[local]` `examples`, `lr_scale` and stragglers.
+    Composes: Any `[select]` that does not choose a client twice. `[client]`, `[aggregate]` and `[server]` are
+        refused, and of `[local]` `examples`, `lr_scale` and stragglers.
 
     Ranges:
-        client: "gkt-resnet8" with `model.name` = "gkt-resnet56", as in the paper. Up to `cut` both have to be alike.
-        cut: "bn1", as in the paper: clients compute one layer of the server's network. A later one sends less if it
-            makes the features smaller.
+        client: "gkt-resnet8" with `model.name` = "gkt-resnet56", as in the paper. Up to `cut` both have to be
+            alike.
+        cut: "bn1", as in the paper: clients compute one layer of the server's network. A later one sends less
+            if its features are smaller.
         alpha: 1. At 0, clients are alone, and the server trains on frozen features.
         temperature: 3, as in the published code.
         server_epochs: 1 to 40.
         features: "float16" halves what is sent.
-        extractors: 4. More tell the mean more exactly and take as many evaluations.
-        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": clients test the composed model themselves.
+        extractors: 4. More estimate the mean better, each with one more evaluation.
+        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": clients test the composed model.
 
     Try: model.name=gkt-resnet56
 
-    Not when: What a client computes must not leave it: images can be reconstructed from features near the input. Or one
-        model for all is wanted: `fedlens predict` and `export` need `--client`.
+    Not when: What a client computes must not leave it: images can be reconstructed from features near the
+        input. Or one model for all is wanted: `fedlens predict` and `export` need `--client`.
 
     Tests: tests/identity/test_fedgkt.py
 

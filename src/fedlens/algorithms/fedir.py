@@ -83,7 +83,7 @@ def fedir(
     """FedIR: every client weighs its examples by class, so that it trains for a target that all clients share.
 
     Fixes: Clients with different classes minimize different losses, and their updates pull apart. Weighted by
-        `p(y) / q_k(y)`, each client's loss is an estimate of one and the same loss, that of the target `p`.
+        `p(y) / q_k(y)`, each client's loss estimates the same loss, that of the target `p`.
 
     Equation:
         weights:   w_k(y) = p(y) / q_k(y)                                                   (hsu2020 Eq. 1, 3)
@@ -93,34 +93,33 @@ def fedir(
 
     Source: Hsu, Qi and Brown 2020 (arXiv 2003.08082), section 5.2 and Algorithm 1: hsu2020.
 
-    Weighting: By examples, `n_k / n` over the clients that replied, as in FedAvg (hsu2020 Algorithm 1).
+    Weighting: By examples, `n_k / n` over the clients that replied (hsu2020 Algorithm 1).
 
-    State: Nothing at the clients. The server keeps the model, and p with `target = "population"`.
+    State: Nothing; with `target = "population"` the server keeps p.
 
-    Sent: What FedAvg sends. With `target = "population"` also, of every client that holds data and once, its number
-        of examples of each class (C numbers); and p with the model in every round. These counts are `n_k q_k`, which
-        the source has never leave the client: the run's report says so. p is of the clients that answered.
+    Sent: What FedAvg sends. With `target = "population"` also, once, the number of examples of each class of
+        every client that holds data (C numbers), and p with the model in every round. In the source these
+        counts, `n_k q_k`, never leave the client: the run's report says so. p is of the clients that
+        answered.
 
-    Composes: FedIR evens out classes, [FedVC](fedvc.md) sizes: they combine.
-        As `client.name = "reweighted"` with the other algorithms: it weighs the examples in whatever loss they
-        descend. Any `[select]`, `[aggregate]` and `[server]`, FedAvgM's and FedVC's among them. `q_k` is of all the
-        client's own examples, also where `local.examples` draws some of them: they are what a batch is drawn from
-        (hsu2020 Eq. 2), and the classes of one draw are not. The logged `local_loss` is the plain, unweighted mean.
-        A full gradient that another algorithm asks for is the mean of this loss over its batches.
+    Composes: FedIR evens out classes, [FedVC](fedvc.md) sizes: they combine. Any `[select]`, `[aggregate]`
+        and `[server]`. `client.name = "reweighted"` adds it to other algorithms, whose full gradients are
+        then of this loss. `q_k` is of all the client's examples, also where `local.examples` draws some of
+        them (hsu2020 Eq. 2). The logged `local_loss` is unweighted.
 
     Ranges:
-        target: "uniform" needs nothing of the clients. "population" where the clients together are skewed as the
-            test data are. A list where the server knows what it wants, such as the classes of its validation data.
-            A class of probability 0 is not learned; one that a client lacks does not come up there.
-        normalize: true holds the size of the steps; false is unbiased, and a client with one example of a rare class
-            takes a step as large as its weight. Then lower `local.lr`, or set `local.clip_norm`.
+        target: "uniform" needs nothing of the clients. "population" where all clients together are skewed as
+            the test data are. A list where the server knows the target, such as the classes of its validation
+            data. A class of probability 0 is not learned.
+        normalize: true holds the size of the steps; false is unbiased, but one example of a rare class makes
+            a step as large as its weight: lower `local.lr`, or set `local.clip_norm`.
         lr: 1, the plain average.
-        local.batch_size: larger batches: the bias of Eq. 4 goes away as 1 / batch size.
+        local.batch_size: large: the bias of Eq. 4 falls as 1 / batch size.
 
     Try: local.batch_size=64
 
-    Not when: Each client has only a class or two: weights cannot bring in what is not there, and with one class
-        Eq. 4 is FedAvg. hsu2020 itself finds it lower than FedAvgM on iNaturalist with 100 clients a round (table 3).
+    Not when: Each client has only a class or two: weights cannot bring in absent classes, and with one class
+        Eq. 4 is FedAvg. hsu2020 finds it below FedAvgM on iNaturalist with 100 clients a round (table 3).
 
     Tests: tests/identity/test_fedir.py tests/identity/test_fedir_beside_others.py
 

@@ -212,13 +212,13 @@ def fedma(
 ) -> FedMA:
     """FedMA: units of the clients' networks are matched before they are averaged, layer by layer.
 
-    A round is a pass over the layers. Clients train and send their first layer. The server matches their units, one
-    client's to another's or to a new one, and averages what it has matched, so a layer may grow. Clients put the global
-    layer in the place of theirs, freeze it, permute and pad the layer behind it to fit, train the others and send the
-    next one. The last layer has a unit a class, and is averaged class by class.
+    A round is a pass over the layers. Clients train and send their first layer. The server matches their
+    units, one client's to another's or to a new one, and averages the matched ones, so a layer may grow.
+    Clients put the global layer in place of theirs, freeze it, permute and pad the next layer to fit, train
+    the others and send the next one. The last layer has a unit a class, and is averaged class by class.
 
-    Fixes: A hidden unit has no fixed place: networks that compute the same with permuted units have a mean that
-        computes nothing. Clients that start apart, or train long, cannot be averaged weight by weight.
+    Fixes: A hidden unit has no fixed place: networks that compute the same with permuted units have a mean
+        that computes nothing. Clients that start apart, or train long, cannot be averaged weight by weight.
 
     Equation:
         client j:  min F_j over the layers n, n + 1, ...,  with 1 ... n - 1 frozen;  sends layer n
@@ -228,40 +228,42 @@ def fedma(
                    the assignment of most gain, client by client; then the unit is s / (r + m)
         last:      row c = sum_j n_jc / n_c row_jc
 
-    Source: Wang et al. 2020 (arXiv 2002.06440), Algorithm 1, with its communication by rounds; the matching is
-        BBP-MAP of Yurochkin et al. 2019 (arXiv 1905.12022), Proposition 2. The papers' code counts log(m / (J - m))
-        once, and popularity up to 10. As there, a layer is the posterior mean; Algorithm 1 prints the plain mean.
+    Source: Wang et al. 2020 (arXiv 2002.06440), Algorithm 1, with its communication by rounds; the matching
+        is BBP-MAP of Yurochkin et al. 2019 (arXiv 1905.12022), Proposition 2. The papers' code counts log(m /
+        (J - m)) once, and popularity up to 10. As there, a layer is the posterior mean; Algorithm 1 prints
+        the plain mean.
 
-    Weighting: Uniform over the clients in hidden layers; in the last one by their examples of each class. A class that
-        nobody has keeps its global row.
+    Weighting: Uniform over the clients in hidden layers; in the last one by their examples of each class. A
+        class that nobody has keeps its global row.
 
-    State: During a round each client has its network. The server keeps the global one, and which units the clients of
-        the last round had in it: from them a client starts its next round, with the widths of [model]. A client that
-        was not in the last round starts from the units that most clients share. One that misses an ask is out until
-        the next round.
+    State: During a round each client has its network. The server keeps which global units the clients of the
+        last round had: from them a client starts its next round, with the widths of [model]. Other clients
+        start from the units that most clients share. One that misses an ask is out until the next round.
 
-    Sent: Each layer up once and down once a round, and, from the second round on, a client's part of the global network
-        down. The server learns each client's layers by themselves, as FedAvg's server does, and its number of examples
-        of each class. Clients learn the global layers but the last, and nothing of one another.
+    Sent: Each layer up once and down once a round, and, from the second round on, a client's part of the
+        global network down. The server learns each client's layers, as FedAvg's server does, and its number
+        of examples of each class. Clients learn the global layers but the last, and nothing of one another.
 
-    Composes: Any `[select]` that does not choose a client twice. `[client]`, `[aggregate]` and `[server]` are refused,
-        and of `[local]` `examples`, `lr_scale` and stragglers. The model is one sequence of convolutions and linear
-        layers with pointwise functions, pooling, dropout and flattening between them: others are refused by the name of
-        their module. For classification without class weights.
+    Composes: Any `[select]` that does not choose a client twice. `[client]`, `[aggregate]` and `[server]` are
+        refused, and of `[local]` `examples`, `lr_scale` and stragglers. The model is one sequence of
+        convolutions and linear layers with pointwise functions, pooling, dropout and flattening between them.
+        Only for classification without class weights.
 
     Ranges:
         local.epochs: of each training: a round has as many as the network has layers with weights.
         sigma: 1, as in the authors' code.
-        sigma0: 1, as there. Units of one client are halved, in every round; a large one averages without shrinking.
+        sigma0: 1, as there. Units of one client are halved, in every round; a large one averages without
+            shrinking.
         gamma: 7, as there. Up to J / (J - 1) copies of a network match without growth, for J clients.
         passes: 5, as there.
         max_width: 1 for layers that do not grow; 2 where clients are many.
-        init: "common" is the control: clients begin as FedAvg's do. With `model.weights` all begin from that file.
+        init: "common" is the control: clients begin as FedAvg's do. With `model.weights` all begin from that
+            file.
 
     Try: model=mlp model.hidden=32 local.epochs=1 rounds=3
 
-    Not when: The model has normalization or residual sums; or clients train together from common weights with few local
-        steps: their units keep their places, and FedAvg sends less in one exchange.
+    Not when: The model has normalization or residual sums; or clients train together from common weights with
+        few local steps: units keep their places, and FedAvg sends less in one exchange.
 
     Tests: tests/identity/test_fedma.py tests/identity/test_matching.py
 

@@ -51,10 +51,10 @@ def fednas(
 ) -> FedNAS:
     """FedNAS: clients search an architecture together, by training the weights and the alphas of a search network.
 
-    A client halves its training data once. In each step it moves the alphas with a batch of each half, then the weights
-    with the batch of the training half. The server averages both. DARTS's second-order step is left out.
+    A client halves its training data once. In each step it moves the alphas with a batch of each half, then
+    the weights with the training batch. The server averages both. DARTS's second-order step is left out.
 
-    Fixes: An architecture that someone chose for other data is not made for data that nobody may look at.
+    Fixes: An architecture chosen on other data may not fit data that nobody may look at.
 
     Equation:
         client k:  alpha <- Adam(alpha, grad_alpha L_train(w, alpha) + lambda grad_alpha L_val(w, alpha))
@@ -67,15 +67,15 @@ def fednas(
 
     Weighting: By examples, those of both halves, over the clients that replied.
 
-    State: None at the clients: both optimizers begin anew in every round, and which examples validate follows from the
-        training seed and the client, in every round the same. A client with one example has none to validate with, and
-        its alphas follow the training loss.
+    State: Nothing: both optimizers begin anew in every round, and the training seed and the client fix which
+        examples validate. A client with one example has none, and its alphas follow the training loss.
 
-    Sent: What FedAvg sends, of the search network. The averaged alphas are a part of the model, and public like it.
+    Sent: What FedAvg sends, of the search network. The averaged alphas are part of the model, and public like
+        it.
 
-    Composes: Any `[select]`. `[client]`, `[aggregate]` and `[server]` are refused, and of `[local]` `examples` and
-        `lr_scale`. The model is `darts-search`. Epochs are those of the training half. Running statistics move in all
-        three passes of a step, as in the authors' code.
+    Composes: Any `[select]`. `[client]`, `[aggregate]` and `[server]` are refused, and of `[local]`
+        `examples` and `lr_scale`. The model is `darts-search`. Epochs are those of the training half. Running
+        statistics move in all three passes of a step, as in the authors' code.
 
     Ranges:
         alpha_lr: 3e-4, with betas 0.5 and 0.999 as in DARTS.
@@ -85,7 +85,7 @@ def fednas(
 
     Try: model=darts-search model.channels=4 model.cells=3 model.nodes=2 rounds=5
 
-    Not when: The clients cannot hold the search network, which has eight operations on every edge; or where a known
+    Not when: Clients cannot hold the search network, which has eight operations on every edge; or a known
         network is good enough: the search costs many times its training.
 
     Tests: tests/identity/test_fednas.py

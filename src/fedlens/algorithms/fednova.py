@@ -11,12 +11,12 @@ from fedlens.base.errors import ConfigError
 def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averaging:
     """FedNova: each client's update is divided by the number of steps behind it before the average is taken.
 
-    What a client's local steps come to is `lr_k sum_t a_t g_t` over its gradients `g_t`; `||a||_1` is how many plain
-    gradients that weighs. Weight decay belongs to the objective, so to `g_t`; the proximal term belongs to the solver,
-    so to `a`.
+    A client's local steps come to `lr_k sum_t a_t g_t` over its gradients `g_t`; `||a||_1` is how many plain
+    gradients that weighs. Weight decay belongs to the objective, so to `g_t`; the proximal term to the
+    solver, so to `a`.
 
-    Fixes: A client with more examples does more local steps, and FedAvg counts it twice: by its weight and by its
-        steps. The model converges to the optimum of another objective, with weights `p_k tau_k` in place of `p_k`.
+    Fixes: A client with more examples does more local steps, and FedAvg counts it twice: by weight and by
+        steps. The model converges to the optimum of another objective, with weights `p_k tau_k` for `p_k`.
 
     Equation:
         client k:  d_k = (w^t - w_k) / ||a_k||_1                                   (section 4)
@@ -27,36 +27,34 @@ def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averag
         server:    tau_eff = sum_k p_k ||a_k||_1,  p_k = n_k / n over the clients that replied
                    w^{t+1} = w^t - lr tau_eff sum_k p_k d_k                        (section 5)
 
-    Source: Wang et al. 2020 (arXiv 2007.07481), sections 4 and 5; fedcv section 4 lists it. With a proximal term the
-        authors' code takes `sum_k p_k tau_k`, the plain number of steps, for `tau_eff`; ours stays `||a_k||_1`, so that
-        clients with equal steps give FedProx. A number for `tau_eff` gives theirs where clients do equal steps. Their
-        code adds the proximal term behind the momentum, ours before it, as `torch.optim` does with a gradient.
+    Source: Wang et al. 2020 (arXiv 2007.07481), sections 4 and 5. With a proximal term the authors' `tau_eff`
+        is `sum_k p_k tau_k`, the plain number of steps; ours stays `||a_k||_1`, so that clients with equal
+        steps give FedProx (there a number for `tau_eff` gives theirs). Their code adds the proximal term
+        behind the momentum, ours before it, as `torch.optim` does.
 
     Weighting: By examples, `n_k / n` over the clients that replied; uniform with
-        `aggregate = { name = "normalized", weighting = "uniform" }`.
+        `aggregate.weighting = "uniform"`.
 
-    State: Nothing at the clients. The server keeps the model.
+    State: Nothing.
 
     Sent: What FedAvg sends, and one number up.
 
-    Composes: Any `[select]`; `[server]` tables, which take the place of `lr`: with `server.name = "momentum"` it is
-        the source's FedNova with server momentum. Rules in `[client]` that bend local steps, such as `proximal`, whose
-        mu enters `||a||_1`. A table `[aggregate]` has to be a `normalized` one, and takes the place of `tau_eff`. A
-        local Adam and rules with a solver of their own are refused: their updates are no weighted sum of gradients.
-        `local.clip_norm` goes: an update is then a weighted sum of clipped gradients, with the same weights.
+    Composes: Any `[select]` and `[server]`: `server.name = "momentum"` is the source's FedNova with server
+        momentum. `[client]` rules that modify steps, such as `proximal`, whose mu enters `||a||_1`.
+        `[aggregate]` has to be `normalized`. A local Adam and rules with their own solver are refused: their
+        updates are no weighted sum of gradients. `local.clip_norm` works.
 
     Ranges:
-        tau_eff: "mean". A number, say the mean number of steps of all clients, makes the server's progress the same
-            each round, whoever takes part; it scales the server's rate and nothing else.
+        tau_eff: "mean". A number, such as the mean steps of all clients, makes the server's progress the same
+            each round, whoever takes part.
         lr: 1.
-        local.stragglers: any share: clients that do less work are what it is made for.
+        local.stragglers: any share: it is made for clients that do less work.
         local.momentum: any; it enters `||a||_1`.
 
     Try: local.epochs=5 local.stragglers=0.5
 
-    Not when: All clients do the same number of steps (equal sizes, or `local.steps`, or FedVC): it is FedAvg. Nor
-        where clients with more data deserve more than their share of the direction: with few rounds FedAvg's
-        inconsistent objective can be the better one.
+    Not when: All clients do the same number of steps (equal sizes, `local.steps`, or FedVC): it is FedAvg.
+        With few rounds FedAvg's inconsistent objective can be the better one.
 
     Tests: tests/identity/test_fednova.py
 

@@ -17,8 +17,8 @@ def fedadagrad(
 ) -> Averaging:
     """FedAdagrad: the server steps by Adagrad, each weight at a rate that falls with what it has moved so far.
 
-    Fixes: One server rate for all weights. Rare features, and the layers that few clients move, get small averaged
-        updates; a rate of its own for each weight makes up for that.
+    Fixes: One server rate for all weights. Rare features, and layers that few clients move, get small
+        averaged updates; a rate for each weight makes up for that.
 
     Equation:
         clients:   as in FedAvg;  Delta = sum_k (n_k / n) (w^t - w_k)
@@ -26,30 +26,31 @@ def fedadagrad(
                    v <- v + Delta^2,  v_0 >= tau^2
                    w <- w - lr m / (sqrt(v) + tau)
 
-    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign; fedcv section 4 lists
-        it under FedOpt. The client learning-rate decay of its experiments is `local.lr_decay`.
+    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign. The client
+        learning-rate decay of its experiments is `local.lr_decay`.
 
-    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; its Algorithm 2
-        writes `1 / |S|`, which is `aggregate = { name = "mean", weighting = "uniform" }`.
+    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; the
+        `1 / |S|` of its Algorithm 2 is `aggregate.weighting = "uniform"`.
 
-    State: Nothing at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
-        statistics and counters are averaged as in FedAvg and never pass through the optimizer.
+    State: At the server `m` and `v`, two copies of the trainable weights. Running statistics and counters are
+        averaged as in FedAvg.
 
     Sent: What FedAvg sends.
 
-    Composes: Any `[select]`, `[client]` and `[aggregate]`. A table `[server]` takes the place of the whole step;
-        `server.name = "adagrad"` gives the same step to another algorithm.
+    Composes: Any `[select]`, `[client]` and `[aggregate]`. `server.name = "adagrad"` gives the step to
+        another algorithm.
 
     Ranges:
         lr: 0.01 to 1, tuned together with `local.lr`; the first steps move a weight by up to `lr`.
         beta1: 0, as in the source's experiments. Above 0 it is Adagrad with momentum.
-        tau: 1e-5 to 0.1, 1e-3 by default. The larger, the less adaptive.
-        v0: left out, which makes it `tau^2`; larger slows the first rounds. Smaller than `tau^2` is refused.
-        local.lr: tuned anew: the server divides the size of the updates out, so a smaller one is no slower at first.
-        local.lr_decay: 1, or below where the last rounds are to settle; the server's own rate falls by itself.
+        tau: 1e-5 to 0.1. The larger, the less adaptive.
+        v0: not set. Larger slows the first rounds.
+        local.lr: tuned anew: the server divides the size of the updates out, so a smaller one is no slower at
+            first.
+        local.lr_decay: 1, or below where the last rounds should settle; the server's rate falls by itself.
 
-    Not when: There are many rounds: `v` only grows, and so the steps only shrink. FedAdam and FedYogi forget. Nor
-        where there is no time to tune two learning rates: FedAvg needs one.
+    Not when: There are many rounds: `v` only grows, so the steps only shrink. FedAdam and FedYogi forget. Nor
+        without time to tune two learning rates.
 
     Tests: tests/identity/test_fedopt.py
 
@@ -76,8 +77,8 @@ def fedadam(
 ) -> Averaging:
     """FedAdam: the server steps by Adam, with momentum and a rate of its own for each weight.
 
-    Fixes: One server rate for all weights, and averaged updates that point elsewhere every round. Momentum sums the
-        rounds up; dividing by their size lets weights that move little move as fast as those that move much.
+    Fixes: One server rate for all weights, and averaged updates that point elsewhere every round. Momentum
+        sums up rounds; dividing by their size lets weights that move little move as fast as the others.
 
     Equation:
         clients:   as in FedAvg;  Delta = sum_k (n_k / n) (w^t - w_k)
@@ -86,36 +87,35 @@ def fedadam(
                    w <- w - lr m / (sqrt(v) + tau)
         if asked:  m / (1 - beta_1^t) and v / (1 - beta_2^t) in the last line      (bias_correction)
 
-    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign; fedcv section 4 lists
-        it as FedOpt (server Adam). The client learning-rate decay of its experiments is `local.lr_decay`.
+    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign; fedcv section 4
+        calls it FedOpt. The client learning-rate decay of its experiments is `local.lr_decay`.
 
-    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; its Algorithm 2
-        writes `1 / |S|`, which is `aggregate = { name = "mean", weighting = "uniform" }`.
+    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; the
+        `1 / |S|` of its Algorithm 2 is `aggregate.weighting = "uniform"`.
 
-    State: Nothing at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
-        statistics and counters are averaged as in FedAvg and never pass through the optimizer.
+    State: At the server `m` and `v`, two copies of the trainable weights. Running statistics and counters are
+        averaged as in FedAvg.
 
     Sent: What FedAvg sends.
 
-    Composes: Any `[select]`, `[client]` and `[aggregate]`. A table `[server]` takes the place of the whole step;
-        `server.name = "adam"` gives the same step to another algorithm.
+    Composes: Any `[select]`, `[client]` and `[aggregate]`. `server.name = "adam"` gives the step to another
+        algorithm.
 
     Ranges:
         lr: 0.001 to 0.1, tuned together with `local.lr`; a round moves a weight by about `lr`.
         beta1: 0.9, or 0 for no momentum.
         beta2: 0.99. Larger forgets more slowly, and `v_0` as well.
-        tau: 1e-5 to 0.1, 1e-3 by default. The larger, the less adaptive: far above `sqrt(v)` it is server momentum at
-            the rate `lr / tau`.
-        v0: left out, which makes it `tau^2`. Smaller is refused.
+        tau: 1e-5 to 0.1. The larger, the less adaptive.
+        v0: not set.
         bias_correction: false, as in the source. With true the first rounds move faster, and `v_0` weighs
             `1 / (1 - beta2)` times as much in them.
         local.lr: tuned anew: the server divides the size of the updates out.
-        local.lr_decay: 1, or below where the last rounds are to settle.
+        local.lr_decay: 1, or below where the last rounds should settle.
 
     Try: algorithm.lr=0.03
 
-    Not when: There is no time to tune two learning rates: at a bad server rate it is worse than FedAvg. On dense
-        features and balanced clients server momentum alone (FedAvgM) often does as well.
+    Not when: There is no time to tune two learning rates: at a bad server rate it is worse than FedAvg. On
+        dense features and balanced clients FedAvgM often does as well.
 
     Tests: tests/identity/test_fedopt.py
 
@@ -144,8 +144,8 @@ def fedyogi(
 ) -> Averaging:
     """FedYogi: FedAdam whose measure of size follows sudden changes more slowly.
 
-    Fixes: After a few rounds of small updates Adam's `v` has shrunk by a constant factor each, and its next step is
-        large. Yogi's `v` moves by a share of `Delta^2` only, so rounds in which little happened change it little.
+    Fixes: After a few rounds of small updates Adam's `v` has shrunk by a constant factor each, and its next
+        step is large. Yogi's `v` moves only by a share of `Delta^2`, so quiet rounds change it little.
 
     Equation:
         clients:   as in FedAvg;  Delta = sum_k (n_k / n) (w^t - w_k)
@@ -154,35 +154,35 @@ def fedyogi(
                    w <- w - lr m / (sqrt(v) + tau)
         if asked:  m / (1 - beta_1^t) and v / (1 - beta_2^t) in the last line      (bias_correction)
 
-    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign; fedcv section 4 lists
-        FedOpt. The client learning-rate decay of its experiments is `local.lr_decay`.
+    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign. The client
+        learning-rate decay of its experiments is `local.lr_decay`.
 
-    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; its Algorithm 2
-        writes `1 / |S|`, which is `aggregate = { name = "mean", weighting = "uniform" }`.
+    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; the
+        `1 / |S|` of its Algorithm 2 is `aggregate.weighting = "uniform"`.
 
-    State: Nothing at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
-        statistics and counters are averaged as in FedAvg and never pass through the optimizer.
+    State: At the server `m` and `v`, two copies of the trainable weights. Running statistics and counters are
+        averaged as in FedAvg.
 
     Sent: What FedAvg sends.
 
-    Composes: Any `[select]`, `[client]` and `[aggregate]`. A table `[server]` takes the place of the whole step;
-        `server.name = "yogi"` gives the same step to another algorithm.
+    Composes: Any `[select]`, `[client]` and `[aggregate]`. `server.name = "yogi"` gives the step to another
+        algorithm.
 
     Ranges:
         lr: 0.001 to 0.1, tuned together with `local.lr`.
         beta1: 0.9, or 0 for no momentum.
         beta2: 0.99. Smaller lets `v` follow the updates faster.
-        tau: 1e-5 to 0.1, 1e-3 by default. The larger, the less adaptive.
-        v0: left out, which makes it `tau^2`. It is forgotten only as fast as updates come in, so a large one
-            slows many rounds. Smaller than `tau^2` is refused.
-        bias_correction: false, as in the source; its factors are Adam's and only make the first rounds' `v` larger.
+        tau: 1e-5 to 0.1. The larger, the less adaptive.
+        v0: not set. It is forgotten only as fast as updates come in, so a large one slows many rounds.
+        bias_correction: false, as in the source; its factors are Adam's and only make the first rounds' `v`
+            larger.
         local.lr: tuned anew: the server divides the size of the updates out.
-        local.lr_decay: 1, or below where the last rounds are to settle.
+        local.lr_decay: 1, or below where the last rounds should settle.
 
     Try: algorithm.lr=0.03
 
     Not when: There is no time to tune two learning rates: at a bad server rate it is worse than FedAvg. Where
-        updates keep their size from round to round it is FedAdam.
+        updates keep their size it is FedAdam.
 
     Tests: tests/identity/test_fedopt.py
 

@@ -25,10 +25,10 @@ Scheme = Annotated[
 def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fedavg") -> Averaging:
     """FedProx: adds a proximal term to each client's loss, which holds it near the global model.
 
-    The paper also lets slow clients do less work than asked (its gamma-inexact clients): `local.stragglers`.
+    The paper also lets slow clients do less work (its gamma-inexact clients): `local.stragglers`.
 
-    Fixes: With many local steps, each client moves toward the optimum of its own data, and the average of such
-        clients need not be a good model. The term pulls each client back to the model that the round began with.
+    Fixes: With many local steps, each client moves toward the optimum of its own data, and the average need
+        not be a good model. The term pulls clients back to the model that the round began with.
 
     Equation:
         client k:  min_w h_k(w; w^t) = F_k(w) + mu/2 ||w - w^t||^2            (ghaemi2022 Algorithm 2)
@@ -38,34 +38,35 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fe
 
     Source: Li et al. 2020 (arXiv 1812.06127), Algorithm 2 and section 5.2; ghaemi2022 Algorithm 2.
 
-    Weighting: By examples, `n_k / n` over the clients that replied, as in FedAvg. The source's own is
-        uniform over clients drawn in proportion to their examples: `scheme = "algorithm-2"`. With clients of unequal
-        size that is not FedAvg at `mu = 0`, though both are `sum_k p_k w_k` in expectation over the draw.
+    Weighting: By examples, `n_k / n` over the clients that replied. The source's own,
+        `scheme = "algorithm-2"`, is uniform over clients drawn in proportion to their examples. With clients
+        of unequal size that is not FedAvg at `mu = 0`, though both are `sum_k p_k w_k` in expectation over
+        the draw.
 
-    State: Nothing at the clients. The server keeps the model.
+    State: Nothing.
 
     Sent: What FedAvg sends.
 
-    Composes: Any `[select]`, `[aggregate]` and `[server]`; a table `[server]` takes the place of `lr`. Rules in
-        `[client]` come on top of the term; `client.name = "proximal"` is refused, since it would be there twice.
-        With `scheme = "algorithm-2"` a `[select]` that names nothing is `by-size` with `method = "replacement"`, so
-        that `select.clients_per_round` is K; other selections, and weights by examples, are refused.
+    Composes: Any `[select]`, `[client]`, `[aggregate]` and `[server]`. With `scheme = "algorithm-2"`
+        `[select]` is `by-size` with `method = "replacement"`, where `select.clients_per_round` is K; other
+        selections, and weights by examples, are refused.
 
     Ranges:
-        mu: 0.001 to 1 (Li et al. 2020); ghaemi2022 takes 3. Larger holds the clients closer and learns slower. 0 is
-            FedAvg, bit for bit.
+        mu: 0.001 to 1 (Li et al. 2020). Larger holds clients closer and learns slower. 0 is FedAvg, bit for
+            bit.
         lr: 1, the plain average.
-        scheme: "fedavg" to compare with FedAvg, term by term; "algorithm-2" as ghaemi2022 and Li et al. print it.
+        scheme: "fedavg" to compare with FedAvg, term by term; "algorithm-2" as ghaemi2022 and Li et al. print
+            it.
         local.epochs: 2 and more. In the first step of a round the term is zero.
-        local.stragglers: 0, or the share of clients that cannot do all the work; Li et al. 2020 have 0, 0.5 and 0.9.
-            `local.straggler_work` says how much they do: 1 to E - 1 epochs in the code of the authors (the default),
-            1 to E in the paper. For their FedAvg, which drops stragglers, take `fedavg` and
+        local.stragglers: 0, or the share of clients that cannot do all the work; Li et al. 2020 have 0, 0.5
+            and 0.9. `local.straggler_work`: 1 to E - 1 epochs as in the authors' code (the default), or 1 to
+            E as in the paper. Their FedAvg, which drops stragglers, is `fedavg` with
             `local.straggler_work = "drop"`.
 
     Try: algorithm.mu=0.1 local.epochs=5
 
-    Not when: Clients do one step a round: the term does nothing. Nor as a first remedy against skew: it
-        slows every client down, and a smaller `local.lr` or fewer epochs may do the same.
+    Not when: Clients do one step a round: the term does nothing. Nor as a first remedy against skew: it slows
+        every client, and a smaller `local.lr` or fewer epochs may do the same.
 
     Tests: tests/identity/test_fedprox.py tests/identity/test_partial_work.py
 

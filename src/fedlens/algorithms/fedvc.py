@@ -29,11 +29,12 @@ USUAL = 256
 def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averaging:
     """FedVC: large clients are split into virtual ones and small ones repeated, so that all do the same work.
 
-    Every round a client draws N_VC of its examples, without replacement where it has as many, else with, and takes
-    `N_VC / B` steps over them. It is selected with a probability proportional to its examples.
+    Every round a client draws N_VC of its examples, with replacement only where it has fewer, and takes
+    `N_VC / B` steps. It is selected with a probability proportional to its examples.
 
-    Fixes: A client with many examples takes many steps: it walks off to its own optimum, outweighs the others, and
-        the round waits for it. Here a large client is selected more often, and each time does what any other does.
+    Fixes: A client with many examples takes many steps: it drifts to its own optimum, outweighs the others,
+        and the round waits for it. Here it is selected more often instead, and each time does the same work
+        as others.
 
     Equation:
         select:    m draws; client k is expected in m n_k / n of them          (hsu2020 Algorithm 1, section 5.3)
@@ -43,33 +44,32 @@ def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averagi
 
     Source: Hsu, Qi and Brown 2020 (arXiv 2003.08082), section 5.3 and Algorithm 1: hsu2020.
 
-    Weighting: Uniform. Weights by examples are the same: all have `N_VC`.
+    Weighting: Uniform, which equals by examples: all have `N_VC`.
 
-    State: Nothing at the clients. The server keeps the model.
+    State: Nothing.
 
     Sent: What FedAvg sends.
 
-    Composes: FedVC evens out sizes, [FedIR](fedir.md) classes: they combine.
-        Any `[client]`, `[aggregate]` and `[server]`. `[select]` is `by-size` where it names nothing else, so
-        that `select.clients_per_round` is all there is to say; `uniform` and `all` are refused, since with them the
-        examples of large clients go to waste. With any other algorithm FedVC is `local.examples = 256` and
-        `select.name = "by-size"`. One that keeps a sum over all clients' states (SCAFFOLD, FedDyn) takes no client
-        twice in a round: there `clients_per_round` has to be small enough that `m n_k <= n` for each client.
+    Composes: FedVC evens out sizes, [FedIR](fedir.md) classes: they combine. Any `[client]`, `[aggregate]`
+        and `[server]`. `[select]` is `by-size` by default; `uniform` and `all` are refused, since they waste
+        examples of large clients. Other algorithms do the same with `local.examples = 256` and
+        `select.name = "by-size"`. SCAFFOLD and FedDyn take no client twice in a round: there
+        `clients_per_round` m needs `m n_k <= n` for each client.
 
     Ranges:
-        examples: 256 in hsu2020, with batches of 64; a multiple of `local.batch_size`. About the size of a usual
-            client. At one with fewer, the same examples come up several times in a round.
+        examples: 256 in hsu2020, with batches of 64; a multiple of `local.batch_size`. About the size of a
+            usual client; a smaller one repeats examples.
         lr: 1, the plain average.
-        local.epochs: 1, which gives `N_VC / B` steps. E passes over the same draw are E times as many. `local.steps`
-            is refused.
-        select.method: "systematic" holds a client's appearances in a round to `m n_k / n`, rounded down or up;
-            "replacement" draws independently. A client that is drawn twice trains on two draws of its examples, and
-            its batches of the round are those of both (`batches_max`).
+        local.epochs: 1, which gives `N_VC / B` steps; E passes over the same draw are E times as many.
+            `local.steps` is refused.
+        select.method: "systematic" holds a client's appearances in a round to `m n_k / n`, rounded down or
+            up; "replacement" draws independently. A client drawn twice trains on two draws, and `batches_max`
+            counts both.
 
     Try: algorithm.examples=60
 
-    Not when: Clients are of about the same size: it is FedAvg. Nor where small clients matter by themselves: one
-        with a hundredth of the examples is seen a hundredth as often.
+    Not when: Clients are of about the same size: it is FedAvg. Nor where small clients matter: one with a
+        hundredth of the examples is seen a hundredth as often.
 
     Tests: tests/identity/test_fedvc.py
 

@@ -61,8 +61,8 @@ def send_gradient(
 def gradient_tracking(parts: Parts, *, topology: Graph = RING) -> PeerToPeer:
     """Gradient tracking: peers step along an estimate of everyone's gradient, which they mix like their models.
 
-    Fixes: With a constant step D-SGD stops near the optimum and not in it, because each peer's own gradient pulls it
-        away. Here each step follows an estimate of the mean gradient, which is right where the peers agree.
+    Fixes: With a constant step D-SGD stops near the optimum, because each peer's own gradient pulls it away.
+        Here each step follows an estimate of the mean gradient, which is right where the peers agree.
 
     Equation:
         y_i <- g_i(x_i) at first
@@ -74,25 +74,26 @@ def gradient_tracking(parts: Parts, *, topology: Graph = RING) -> PeerToPeer:
 
     Weighting: None: peers count by their edges, whatever their examples.
 
-    State: At each peer: its model, y and its last gradient, from before and after its last mixing.
+    State: At each peer its model, y and last gradient, before and after its last mixing.
 
-    Sent: The model and y, which is as large as its weights, to each neighbour in every mixing; nothing to a server. The
-        first y is a gradient over one batch, from which images can be reconstructed. `bytes_peer` counts each
-        addressee.
+    Sent: The model and y, as large as its weights, to each neighbour in every mixing; nothing to a server.
+        The first y is a gradient over one batch, from which images can be reconstructed. `bytes_peer` counts
+        each addressee.
 
-    Composes: With nothing: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused. Of `[local]` it uses the
-        learning rate with its schedule, `steps` or `epochs`, `batch_size` and `last_batch`. All clients are peers, in
-        every round. A round has as many mixings as `local.steps`, or as the largest peer has batches in
-        `local.epochs`; smaller peers begin another epoch.
+    Composes: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused. Of `[local]` it uses the
+        learning rate with its schedule, `steps` or `epochs`, `batch_size` and `last_batch`. All clients are
+        peers, in every round. A round has `local.steps` mixings, or as many as the largest peer has batches
+        in `local.epochs`; smaller peers begin another epoch.
 
     Ranges:
-        topology: The graphs of D-SGD: "ring", or { name = "exponential", one_peer = true } for a power of two of peers.
-        local.lr: As for D-SGD, or lower.
+        topology: as for D-SGD: "ring", or { name = "exponential", one_peer = true } for a power of two of
+            peers.
+        local.lr: as for D-SGD, or lower.
 
     Try: algorithm.topology.name=ring local.epochs=1 local.momentum=0
 
-    Not when: Batches are small: their noise is larger than the difference between the peers that this removes, and
-        D-SGD sends half as much. D-SGD also mixes once after many steps.
+    Not when: Batches are small: their noise is larger than the difference between peers that this removes,
+        and D-SGD sends half as much, once after many steps.
 
     Tests: tests/identity/test_gradient_tracking.py tests/unit/algorithms/test_topology.py
 

@@ -89,9 +89,10 @@ def mime(
 ) -> Averaging:
     """Mime: clients take the steps of one optimizer whose statistics the server keeps, along corrected gradients.
 
-    Fixes: A momentum or Adam at each client follows that client's data; one at the server sees the clients' drift and
-        not their gradients. Here the statistics `s` are the server's, made of full gradients at the global model, and
-        stay as they are during local training; and a control variate `c` takes each client's drift out of its steps.
+    Fixes: A momentum or Adam at each client follows that client's data; one at the server sees the clients'
+        drift and not their gradients. Here the server makes the statistics `s` of full gradients at the
+        global model, and clients use them unchanged; a control variate `c` takes each client's drift out of
+        its steps.
 
     Equation:
         first:     c = 1/|S| sum_{i in S} grad f_i(x), over all their data           (Algorithm 1; Mime)
@@ -106,45 +107,42 @@ def mime(
                    v <- (1 - beta2) g^2 + beta2 v                                    (v = v0 at first)
         adagrad:   U = g / (sqrt(v) + eps);     V: v <- v + g^2                      (v = v0 at first)
 
-    Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers; chen2022 names
-        it. Adam has no bias correction there. `adagrad` is the same construction for an optimizer of fedcv's list.
+    Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers. Adam has
+        no bias correction there. `adagrad` is the same construction for one more optimizer.
 
-    Weighting: Uniform over the clients that replied, for the models and for `c`. By examples with
-        `aggregate = { name = "mean", weighting = "examples" }`: then `c`, and so the statistics, are weighted alike,
-        so that all of it is about one objective.
+    Weighting: Uniform over the clients that replied, for the models and for `c`. By examples, both, with
+        `aggregate.weighting = "examples"`.
 
-    State: Nothing at the clients. The server keeps the model and the statistics, in copies of the trainable weights:
-        none with sgd, one with momentum and adagrad, two with adam.
+    State: At the server the statistics, in copies of the trainable weights: none with sgd, one with momentum
+        and adagrad, two with adam.
 
-    Sent: In the first exchange the model down and a gradient up. In the second the model, `c` and the statistics
-        down and the update up. With momentum that is four models down and two up for one each of FedAvg.
+    Sent: First the model down and a gradient up, then the model, `c` and the statistics down and the update
+        up. With momentum four models down and two up, for FedAvg's one each.
 
-    Composes: Any `[select]`, `[aggregate]` and `[server]`; a table `[server]` takes the place of `lr`, and its
-        momentum comes on top of this one's. `[client]` rules come on top, after U: a proximal term,
-        `local.weight_decay` and `local.clip_norm` act on the step and not on the statistics. `local.momentum` and
-        `local.optimizer = "adam"` are refused: the statistics are the server's. `control-variate` and
-        `dynamic` are refused: they correct the same drift. With FedIR all gradients are those of its weighted loss.
-        With `local.examples` (FedVC) each of the two exchanges draws its own examples at a client, and
-        gradients "over all their data" are over those drawn. What `contrastive` adds to the loss is in `U`, and is
-        not taken off at the server's model.
+    Composes: Any `[select]`, `[aggregate]` and `[server]`, whose momentum comes on top. `[client]` rules come
+        after U: a proximal term, `local.weight_decay` and `local.clip_norm` act on the step and not on the
+        statistics; what `contrastive` adds to the loss is in `U`, and not taken off at the server's model.
+        Refused: `local.momentum` and a local Adam, since the statistics are the server's; `control-variate`
+        and `dynamic`, which correct the same drift. With FedIR gradients are of its weighted loss. With
+        `local.examples` (FedVC) each exchange draws its own examples.
 
     Ranges:
-        optimizer: momentum. sgd is variance-reduced FedAvg (SVRG with all clients). adam where parts of the model
-            have gradients of very different size.
-        beta: 0.9 (momentum, adam); 0 leaves the memory out. Refused with sgd and adagrad.
-        beta2: 0.99 (adam). Refused elsewhere.
-        eps: 0.001 (adam, adagrad). Larger is nearer to plain momentum, and safer in the first rounds.
-        v0: `eps^2` (adam, adagrad). With `v0 = 0` the first round's step is `1 / eps` times the gradient.
+        optimizer: momentum. sgd is variance-reduced FedAvg (SVRG with all clients). adam where gradients of
+            parts of the model differ much in size.
+        beta: 0.9; 0 leaves the memory out. Refused with sgd and adagrad.
+        beta2: 0.99. Only for adam.
+        eps: 0.001. Larger is nearer to plain momentum, and safer in the first rounds.
+        v0: `eps^2`. With 0 the first round's step is `1 / eps` times the gradient.
         lr: 1, the plain average.
         local.lr: momentum, sgd: as FedAvg's, since U is as long as a gradient. adam, adagrad: 0.001 to 0.01.
-        local.epochs: 1 to 10. A step takes two gradients, and a round one more pass over the data: at one epoch 3
-            times FedAvg's gradients, at ten epochs 2.1 times. They are counted in `batches_max`, and so is the time.
+        local.epochs: 1 to 10. A step takes two gradients, and a round one more pass: 3 times FedAvg's
+            gradients at one epoch, 2.1 times at ten. `batches_max` counts them.
 
     Try: algorithm.beta=0.5 local.epochs=2
 
-    Not when: Time or traffic counts: a round costs 2 times FedAvg's and a pass over the data more, so 3 times with one
-        epoch. MimeLite has the server's statistics for the one pass, and its paper finds it about as good. With
-        one step a round there is no drift, and FedAvgM does the same.
+    Not when: Time or traffic counts: with one epoch a round takes 3 times as long as FedAvg's. MimeLite saves
+        a gradient a step, and its paper finds it about as good. With one step a round there is no drift, and
+        FedAvgM does the same.
 
     Tests: tests/identity/test_mime.py
 
@@ -198,9 +196,9 @@ def mimelite(
 
     It is Mime without the control variate.
 
-    Fixes: A momentum or Adam at each client follows that client's data; one at the server sees the clients' drift and
-        not their gradients. Here the statistics `s` are the server's, made of full gradients at the global model, and
-        stay as they are during local training: in every step, the past of all clients has its share.
+    Fixes: A momentum or Adam at each client follows that client's data; one at the server sees the clients'
+        drift and not their gradients. Here the server makes the statistics `s` of full gradients at the
+        global model, and clients use them unchanged: every step contains the past of all clients.
 
     Equation:
         client i:  y <- x, then K times  y <- y - eta U(grad f_i(y; batch); s)       (Algorithm 1; MimeLite)
@@ -213,40 +211,39 @@ def mimelite(
                    v <- (1 - beta2) g^2 + beta2 v                                    (v = v0 at first)
         adagrad:   U = g / (sqrt(v) + eps);     V: v <- v + g^2                      (v = v0 at first)
 
-    Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers; chen2022 names
-        it. Adam has no bias correction there. `adagrad` is the same construction for an optimizer of fedcv's list.
+    Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers. Adam has
+        no bias correction there. `adagrad` is the same construction for one more optimizer.
 
-    Weighting: Uniform over the clients that replied, for the models and for the gradients. By examples, both, with
-        `aggregate = { name = "mean", weighting = "examples" }`.
+    Weighting: Uniform over the clients that replied, for the models and for the gradients. By examples, both,
+        with `aggregate.weighting = "examples"`.
 
-    State: Nothing at the clients. The server keeps the model and the statistics, in copies of the trainable weights:
-        none with sgd, one with momentum and adagrad, two with adam.
+    State: At the server the statistics, in copies of the trainable weights: none with sgd, one with momentum
+        and adagrad, two with adam.
 
-    Sent: The model and the statistics down; the update and the gradient up. With momentum twice what FedAvg sends
-        either way. With sgd, what FedAvg sends.
+    Sent: The model and the statistics down; the update and the gradient up. With momentum twice FedAvg's,
+        both ways. With sgd, what FedAvg sends.
 
-    Composes: Any `[select]`, `[aggregate]` and `[server]`; a table `[server]` takes the place of `lr`, and its
-        momentum comes on top of this one's. `[client]` rules come on top, after U: a proximal term,
-        `local.weight_decay` and `local.clip_norm` act on the step and not on the statistics. `local.momentum` and
-        `local.optimizer = "adam"` are refused: the statistics are the server's. `control-variate` and
-        `dynamic` are refused: they measure the drift on steps that U has modified.
+    Composes: Any `[select]`, `[aggregate]` and `[server]`, whose momentum comes on top. `[client]` rules come
+        after U: a proximal term, `local.weight_decay` and `local.clip_norm` act on the step and not on the
+        statistics. Refused: `local.momentum` and a local Adam, since the statistics are the server's;
+        `control-variate` and `dynamic`, which measure the drift on steps that U has modified.
 
     Ranges:
-        optimizer: momentum. adam where parts of the model have gradients of very different size. sgd is FedAvg with
-            uniform weights, bit for bit.
-        beta: 0.9 (momentum, adam); 0 leaves the memory out. Refused with sgd and adagrad.
-        beta2: 0.99 (adam). Refused elsewhere.
-        eps: 0.001 (adam, adagrad). Larger is nearer to plain momentum, and safer in the first rounds.
-        v0: `eps^2` (adam, adagrad). With `v0 = 0` the first round's step is `1 / eps` times the gradient.
+        optimizer: momentum. adam where gradients of parts of the model differ much in size. sgd is FedAvg
+            with uniform weights, bit for bit.
+        beta: 0.9; 0 leaves the memory out. Refused with sgd and adagrad.
+        beta2: 0.99. Only for adam.
+        eps: 0.001. Larger is nearer to plain momentum, and safer in the first rounds.
+        v0: `eps^2`. With 0 the first round's step is `1 / eps` times the gradient.
         lr: 1, the plain average.
         local.lr: momentum: as FedAvg's, since U is as long as a gradient. adam, adagrad: 0.001 to 0.01.
-        local.epochs: 1 to 10. A round takes one pass over the data more than FedAvg's: at one epoch twice the
-            gradients, at ten epochs 1.1 times. They are counted in `batches_max`.
+        local.epochs: 1 to 10. A round takes one more pass over the data: twice FedAvg's gradients at one
+            epoch, 1.1 times at ten. `batches_max` counts them.
 
     Try: algorithm.beta=0.5 local.epochs=2
 
-    Not when: The clients' data differ so much that their steps part within a round: the momentum holds them
-        together in part alone, and Mime or SCAFFOLD correct it. With one step a round FedAvgM does the same.
+    Not when: Clients' data differ so much that their steps part within a round: momentum holds them together
+        only in part, and Mime or SCAFFOLD correct it. With one step a round FedAvgM does the same.
 
     Tests: tests/identity/test_mime.py
 

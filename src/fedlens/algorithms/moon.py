@@ -35,18 +35,15 @@ THERE = "global"
 def moon(parts: Parts, *, mu: Mu = 5.0, temperature: Temperature = 0.5, lr: Rate = 1.0) -> Averaging:
     """MOON: what a client's model sees in an image is pulled to what the global one sees, away from its own last one.
 
-    `z` is what enters the model's last linear layer, in order of definition. The paper puts a projection head of two
-    layers before it: `model = { name = "projection", base = { name = "hsu-cnn" } }`. Any other model works without.
+    `z` is what enters the model's last linear layer. The paper puts a projection head of two layers before
+    it: `model = { name = "projection", base = { name = "hsu-cnn" } }`; any other model works without. In a
+    client's first visit there is no last model, and the term is left out.
 
-    In a client's first visit there is no last model, and the term is left out. With the global model in its place
-    both similarities would be equal: the constant `log 2`, whose gradient is zero.
+    `z_glob` and `z_prev` come from models in evaluation mode, as in the authors' code. The trained model is
+    in training mode, so with batch normalization `z` and `z_glob` differ a little at equal weights.
 
-    `z_glob` and `z_prev` come from models in evaluation mode, as in the authors' code: they are what those models would
-    say of the image, whatever else is in the batch, and draw no dropout masks. The model that is trained is in training
-    mode, so with batch normalization `z` and `z_glob` differ a little where the weights are equal.
-
-    Fixes: On skewed data a client's features drift away from those of the global model, which has seen more classes
-        and tells images apart better.
+    Fixes: On skewed data a client's features drift from those of the global model, which has seen more
+        classes and tells images apart better.
 
     Equation:
         client k:  l = l_sup + mu l_con                                            (Eq. 4)
@@ -60,26 +57,26 @@ def moon(parts: Parts, *, mu: Mu = 5.0, temperature: Temperature = 0.5, lr: Rate
 
     Weighting: By examples, `n_k / n` over the clients that replied.
 
-    State: One model a client that took part, with its running statistics, as it was after its last training; frozen
-        weights are not kept twice. A client whose reply was refused keeps the older one. The server keeps the model.
+    State: At each client that took part its model after its last training, with running statistics, without
+        frozen weights. A client whose reply was refused keeps the older one.
 
     Sent: What FedAvg sends.
 
-    Composes: Any `[select]`, `[aggregate]` and `[server]`; a table `[server]` takes the place of `lr`. Rules in
-        `[client]` come on top; `client.name = "contrastive"` is refused, since the term would be there twice, and so
-        are rules with a solver of their own. Models whose features before the last linear layer depend on no trained
-        weight are refused: the term has no gradient there.
+    Composes: Any `[select]`, `[aggregate]`, `[server]` and `[client]` but rules with their own solver. Models
+        whose features before the last linear layer depend on no trained weight are refused: the term has no
+        gradient there.
 
     Ranges:
-        mu: 0.1 to 10; the paper takes 5 on CIFAR-10, and 1 on CIFAR-100 and Tiny-ImageNet. 0 is FedAvg, bit for bit.
+        mu: 0.1 to 10; the paper takes 5 on CIFAR-10, and 1 on CIFAR-100 and Tiny-ImageNet. 0 is FedAvg, bit
+            for bit.
         temperature: 0.1 to 1; 0.5 in the paper. Smaller sharpens the term.
         lr: 1.
         local.epochs: 5 to 10 (10 in the paper). With few local steps the features hardly drift.
 
     Try: algorithm.mu=1.0 model.name=projection
 
-    Not when: Clients take part once or never again: without a last model it is FedAvg. Nor where a round's time
-        counts: two more forward passes a step make it about 1.9 times FedAvg's.
+    Not when: Clients take part only once: without a last model it is FedAvg. Nor where time counts: two more
+        forward passes a step make a round about 1.9 times FedAvg's.
 
     Tests: tests/identity/test_moon.py
 

@@ -71,7 +71,7 @@ CONSENSUS = OwnCurve(
 Graph = Annotated[
     TopologySettings,
     Field(
-        description="who is joined to whom: `ring`, `complete`, `exponential` (with `one_peer`), `erdos-renyi` "
+        description="the graph of the peers: `ring`, `complete`, `exponential` (with `one_peer`), `erdos-renyi` "
         "(with `probability` and `redraw`), or `edges` (with `file`, a CSV of two client numbers a line)"
     ),
 ]

@@ -18,8 +18,8 @@ from fedlens.base.errors import ConfigError
 def local_only(parts: Parts) -> Averaging:
     """Local-only: every client trains a model of its own, and nothing is sent.
 
-    Fixes: Nothing of FedAvg's: it is a reference. What a client gains by taking part is what another algorithm's
-        clients reach beyond this.
+    Fixes: Nothing of FedAvg's: it is the reference. What a client gains by taking part is what another
+        algorithm reaches beyond this.
 
     Equation:
         client k:  w_k <- local training from w_k on its own data, whenever it is chosen
@@ -31,14 +31,14 @@ def local_only(parts: Parts) -> Averaging:
 
     State: One model at each client that took part. The server keeps the initial model.
 
-    Sent: No weights either way: the learning rate down, and the loss and a few counts up.
+    Sent: No weights: the learning rate down, the loss and a few counts up.
 
-    Composes: `[select]` says who trains in a round; client rules that keep nothing at the server go on top.
-        `[aggregate]` and `[server]` are refused: there is nothing to aggregate or to move.
+    Composes: Any `[select]`; client rules that keep nothing at the server. `[aggregate]` and `[server]` are
+        refused.
 
     Ranges:
-        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": that is what each client is measured on.
-        local.epochs: As many rounds and epochs as the algorithm it is compared with.
+        data.validation: 0.1 to 0.3, with `data.validation_from` = "client", on which each client is measured.
+        local.epochs: as many rounds and epochs as the algorithm it is compared with.
 
     Try: data.validation=0.2 data.validation_from=client
 
@@ -89,19 +89,19 @@ def finetune(
 
     Weighting: By examples, over the clients that replied; `aggregate.weighting` changes it.
 
-    State: None: tuning begins at the global model each time it is measured.
+    State: Nothing: tuning begins at the global model each time it is measured.
 
-    Sent: What FedAvg sends; to measure, the model down to each client that is measured, and a few numbers up.
+    Sent: What FedAvg sends; to measure, the model down to each measured client, and a few numbers up.
 
-    Composes: Any `[select]`, `[client]`, `[aggregate]` and `[server]`: they make the global model. Tuning itself is
+    Composes: Any `[select]`, `[client]`, `[aggregate]` and `[server]`, for the global model. Tuning itself is
         plain local training.
 
     Ranges:
         epochs: 1 to 5. More overfits small clients.
-        local_lr: That of `[local]` or a tenth of it.
+        local_lr: that of `[local]` or a tenth of it.
         lr: 1. Below 1 damps a noisy round.
-        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": that is what each client is measured on.
-        evaluation.clients: A number, where measuring all of many clients takes too long.
+        data.validation: 0.1 to 0.3, with `data.validation_from` = "client", on which each client is measured.
+        evaluation.clients: a number, where measuring all clients takes too long.
 
     Try: data.validation=0.2 data.validation_from=client algorithm.epochs=1
 

@@ -42,8 +42,9 @@ class PushMass(PeerRule):
 def push_sum(parts: Parts, *, topology: Graph = RING) -> PeerToPeer:
     """Push-sum: peers mix their models with those of their neighbours, where edges may go one way only.
 
-    Fixes: D-SGD needs peers that send to each other, and weights on which both ends agree. Here a peer has to know only
-        to how many it sends. A mass that is mixed like the models shows each peer how much too often it was counted.
+    Fixes: D-SGD needs peers that send to each other, and weights on which both ends agree. Here a peer needs
+        to know only to how many it sends. A mass, mixed like the models, shows each peer how much too often
+        it was counted.
 
     Equation:
         g_i at the model z_i = x_i / w_i, over one batch; w_i = 1 at first
@@ -51,30 +52,31 @@ def push_sum(parts: Parts, *, topology: Graph = RING) -> PeerToPeer:
         A_ij = 1 / (d_j + 1)  for j itself and for each i to which j sends, d_j in number
         mean model:  sum_i x_i / sum_i w_i
 
-    Source: Assran et al. 2019 (arXiv 1811.10792), Algorithm 1. One step a mixing; eta g stands for the step of the
-        local optimizer.
+    Source: Assran et al. 2019 (arXiv 1811.10792), Algorithm 1. One step a mixing; eta g stands for the step
+        of the local optimizer.
 
     Weighting: None: peers count by their mass, which is 1 on average.
 
-    State: At each peer: its model, mass and optimizer, from before and after its last mixing.
+    State: At each peer its model, mass and optimizer, before and after its last mixing.
 
-    Sent: The model times the mass, and the mass, along each edge in every mixing; nothing to a server. A neighbour can
-        read the model. `bytes_peer` counts each addressee. A peer keeps what it would have sent to a missing one, so no
-        mass is lost.
+    Sent: The model times the mass, and the mass, along each edge in every mixing; nothing to a server. A
+        neighbour can read the model. `bytes_peer` counts each addressee. A peer keeps what a missing one
+        would have got, so no mass is lost.
 
-    Composes: With nothing: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused, and so are
-        `local.examples` and `local.stragglers`. All clients are peers, in every round. A round has as many mixings as
-        `local.steps`, or as the largest peer has batches in `local.epochs`; smaller peers begin another epoch. Every
-        optimizer works, and stays at its peer.
+    Composes: `[select]`, `[client]`, `[aggregate]`, `[server]`, `local.examples` and `local.stragglers` are
+        refused. All clients are peers, in every round. A round has `local.steps` mixings, or as many as the
+        largest peer has batches in `local.epochs`; smaller peers begin another epoch. Every optimizer works,
+        and stays at its peer.
 
     Ranges:
-        topology: { name = "exponential", one_peer = true } mixes fast with one letter a peer, for any number of peers.
-            "edges" reads a graph of your own, which has to be strongly connected.
-        local.steps: 1 to 100: how many mixings are between two measurements.
+        topology: { name = "exponential", one_peer = true } mixes fast with one message a peer, for any number
+            of peers. A graph of "edges" has to be strongly connected.
+        local.steps: 1 to 100, the mixings between two measurements.
 
     Try: algorithm.topology.name=exponential local.epochs=1
 
-    Not when: Messages are expensive: a model goes along each edge in every step. D-SGD mixes once after many steps.
+    Not when: Messages are expensive: a model goes along each edge in every step. D-SGD mixes once after many
+        steps.
 
     Tests: tests/identity/test_push_sum.py tests/unit/algorithms/test_topology.py
 

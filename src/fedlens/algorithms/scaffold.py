@@ -33,10 +33,9 @@ Option = Annotated[
 def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averaging:
     """SCAFFOLD: control variates turn each client's steps from its own optimum towards everyone's.
 
-    Fixes: With several local steps on data of its own, a client drifts to its own optimum, and FedAvg comes to rest
-        where the drifts cancel, not at the optimum. A client here knows the way its own gradient points (`c_i`) and
-        the way everyone's does (`c`), and steps along the difference. At the optimum nobody moves, whatever the
-        number of steps.
+    Fixes: With several local steps a client drifts to its own optimum, and FedAvg comes to rest where the
+        drifts cancel, not at the optimum. Here a client knows where its own gradient points (`c_i`) and where
+        everyone's does (`c`), and steps along the difference. At the optimum nobody moves.
 
     Equation:
         client i:  y <- x, then K times  y <- y - eta (g_i(y) - c_i + c)              (Eq. (3), line 10)
@@ -50,47 +49,38 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
 
     Source: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1, Eq. (3) to (5); chen2022 compares with it.
 
-    Weighting: Uniform over the clients that replied, which is the paper's objective `1/N sum_i F_i`. By examples with
-        `aggregate = { name = "mean", weighting = "examples" }`: that weighs the models alone. `c` stays the plain mean
-        of all `c_i`, so the optimum at which clients stay put is still that of the plain mean.
+    Weighting: Uniform over the clients that replied, which is the paper's objective `1/N sum_i F_i`.
+        `aggregate.weighting = "examples"` weighs the models alone: `c` stays the plain mean of all `c_i`, and
+        so does the optimum at which clients stay put.
 
-    State: One copy of the trainable weights, `c_i`, at each client that took part. The server keeps `c`, one more.
+    State: One copy of the trainable weights, `c_i`, at each client that took part, and `c` at the server.
 
-    Sent: The model and `c` down, the update and `dc_i` up: twice what FedAvg sends either way.
+    Sent: The model and `c` down, the update and `dc_i` up: twice FedAvg's, both ways.
 
-    Composes: Any `[select]` that draws no client twice, any `[aggregate]` and `[server]` (a table takes the place of
-        `lr`).
+    Composes: Any `[select]` that draws no client twice, any `[aggregate]` and `[server]`.
 
-        Local momentum goes, plain and Nesterov's: the optimizer starts fresh each round, so the way a client went is
-        a known weighted sum of its gradients, and option II divides by the sum of those weights, `A`, in place of
-        `K`. Dividing by `K` would make `c_i` up to `1 / (1 - momentum)` times too large. With `local.lr_scale` each
-        leaf is divided by its own rate.
+        Local momentum works, plain and Nesterov's: option II then divides by `A`, the sum of the gradients'
+        weights in the client's path, in place of `K`. With `local.lr_scale` each leaf is divided by its own
+        rate. Weight decay is part of the objective, and so of `c_i`. The term of a `proximal` rule is not.
+        Any other rule's term counts as gradient in option II alone.
 
-        Weight decay is part of the client's objective, and so of `c_i`, in both options. The term of a rule
-        `proximal` on top is not: `A` knows of it, and `c_i` is a mean gradient of `F_i` alone. Any other rule's
-        term counts as gradient in option II; option I takes the gradient of the risk alone.
-
-        Another rule that corrects the same drift (`dynamic`) is refused.
-
-        Refused with option II: Adam and `local.clip_norm`, since the way a client went is then no weighted sum of its
-        gradients, and `c_i` would be no gradient. They go with option I. `client.name = "control-variate"`
-        is refused: the rule would be there twice.
+        Refused: `dynamic`, which corrects the same drift; and with option II Adam and `local.clip_norm`,
+        whose paths are no weighted sum of gradients.
 
     Ranges:
-        option: II, in general. It costs nothing, and a client that trains long has a variate that is the gradient
-            along its whole way. I takes one more pass over the client's data a round; its variate is the exact
-            gradient where the round began. Later steps of a long round have smaller gradients, which that variate
-            overcorrects: on skewed clients I diverges at rates at which II is steady. For few steps, small rates, or
-            `lr` below 1.
+        option: II, in general: it costs nothing, and its variate is the mean gradient along the client's way.
+            I takes one more pass over the client's data; its variate is the exact gradient where the round
+            began, which overcorrects later steps: on skewed clients I diverges at rates at which II is
+            steady. Take I for few steps, small rates, or `lr` below 1.
         lr: 1. The theory takes up to the square root of |S|, with smaller local rates.
         local.epochs: 1 to 10. The more local work, the more there is to correct.
-        local.lr: As FedAvg's, or somewhat smaller: a `c_i` from long ago is far off, and a large step makes it worse.
+        local.lr: as FedAvg's, or somewhat smaller: a large step makes an old `c_i` worse.
 
     Try: algorithm.lr=0.5 local.epochs=2
 
-    Not when: A client takes part in few rounds of the run: its `c_i` is then old, or still zero, and the correction
-        adds noise. With one local step a round there is no drift to correct. With large networks and heavy
-        skew the published results differ; compare with FedAvgM, which is cheaper.
+    Not when: A client takes part in few rounds: its `c_i` is then old or zero, and the correction adds noise.
+        With one local step there is no drift. With large networks and heavy skew published results differ;
+        compare with FedAvgM, which is cheaper.
 
     Tests: tests/identity/test_scaffold.py tests/seam/test_refused_scaffold.py
 

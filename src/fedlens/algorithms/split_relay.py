@@ -104,13 +104,13 @@ def split_relay(
 ) -> SplitRelay:
     """Split learning in turn: one client after the other trains the first layers, the server trains the others.
 
-    A step is that of SplitFed: activations and labels up, their gradient down. When a client has finished its local
-    steps it hands the first layers on to the next client. The last client of a round sends them to the server, which
-    tests the whole model and hands them to the first client of the next round. Nothing is averaged. With two cuts the
-    last layers go along with the first, and labels stay at the clients.
+    A step is that of SplitFed. After its local steps a client hands the first layers on to the next; the last
+    client of a round sends them to the server, which tests the whole model and hands them to the first client
+    of the next round. Nothing is averaged. With two cuts the last layers go along, and labels stay at the
+    clients.
 
-    Fixes: The server never has a client's images, and a client never has the whole model, as in SplitFed. With one
-        model in turn instead of a mean, clients that differ do not pull their copies apart.
+    Fixes: As in SplitFed, the server never has a client's images, and a client never the whole model. With
+        one model in turn instead of a mean, clients that differ do not pull their copies apart.
 
     Equation:
         client k:  a = f(w; x),  and sends a and y                          (of one batch)
@@ -118,37 +118,37 @@ def split_relay(
         client k:  w <- w - eta (da / dw)^T g
         turn:      after the steps of client k, w goes to client k + 1
 
-    Source: Gupta and Raskar 2018 (arXiv 1810.06060), several agents that hand the weights on to each other, with labels
-        at the server. That the optimizer goes with the weights is ours; `carry_optimizer` = false leaves it out.
+    Source: Gupta and Raskar 2018 (arXiv 1810.06060), several agents that hand the weights on, with labels at
+        the server. Handing on the optimizer is ours; `carry_optimizer` = false leaves it out.
 
     Weighting: None. A client counts by its steps, and the last ones of a round count most.
 
-    State: In a round each client keeps the first layers that it has handed on, in case that the next one fails. The
-        server keeps the model, and the optimizers of both halves from round to round.
+    State: During a round each client keeps the first layers that it has handed on, in case the next one
+        fails. At the server the optimizers of both halves.
 
-    Sent: In every step the activations and labels of a batch up and the gradient of the activations down; for every
-        turn the first layers from client to client, with the optimizer. The server learns the labels, can reconstruct
-        images from activations, and has the whole model after each round. A client gets first layers that the one
-        before it has just trained: of two it can take the difference, as the server of FedAvg can. Two cuts and
-        `activations` are those of SplitFed.
+    Sent: In every step a batch's activations and labels up and their gradient down; for every turn the first
+        layers from client to client, with the optimizer. The server learns the labels, can reconstruct images
+        from activations, and has the whole model after each round. A client gets first layers that its
+        predecessor has just trained: of two it can take the difference, as the server of FedAvg can. Two cuts
+        and `activations` are those of [SplitFed](splitfed.md).
 
-    Composes: Any `[select]` that chooses a client once a round; its order is the order of the turns. `[server]`,
-        `[client]` and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. Every
-        optimizer works, each half with its own. For classification without class weights, and without
-        `model.cache_features`. The engine `vectorized` is refused.
+    Composes: Any `[select]` that chooses a client once a round, in the order of the turns. `[server]`,
+        `[client]` and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and
+        lr_scale. Every optimizer works, one for each half. Only for classification without class weights,
+        without `model.cache_features` and the engine `vectorized`.
 
     Ranges:
-        cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name is
-            answered with the choices. Two layers keep labels at the clients.
-        carry_optimizer: true is training on the clients' data in turn, as if they lay in one place.
+        cut: An early layer keeps the client's work small; a later one sends smaller activations. Two layers
+            keep labels at the clients.
+        carry_optimizer: true is training on the clients' data in turn, as if in one place.
         server_rate: 1.
         activations: "float16" where activations are within 65,504; a client with larger ones fails.
 
     Try: model=mlp algorithm.cut=1
 
-    Not when: Clients hold few classes each: the model forgets the first ones' until the last. Nor where time counts:
-        clients wait for each other. A client that fails in the middle of its turn is passed over, and its predecessor
-        hands on; what the server's half learned from it stays.
+    Not when: Clients hold few classes each: the model forgets the first ones' until the last. Nor where time
+        counts: clients wait for each other. A client that fails in its turn is passed over, and its
+        predecessor hands on; what the server's half learned from it stays.
 
     Tests: tests/identity/test_split_relay.py
 

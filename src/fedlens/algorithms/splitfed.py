@@ -257,13 +257,13 @@ def splitfed(
 ) -> SplitFed:
     """SplitFed: each client trains the first layers of the model, the server trains the others, and both are averaged.
 
-    In a step a client computes the activations after the layer `cut` for one batch and sends them with the labels. The
-    server finishes the forward pass, takes a step with its half and sends the gradient of the activations back, with
-    which the client takes its own step. The clients work side by side. At the end of a round they send their halves.
-    With two cuts the client also has the layers after the second one, and labels stay with it.
+    In a step a client sends the activations after the layer `cut` for one batch, with the labels. The server
+    finishes the forward pass, takes a step with its half and returns the gradient of the activations, with
+    which the client takes its own step. Clients work side by side, and send their halves at the end of a
+    round. With two cuts the client also has the layers after the second one, and keeps the labels.
 
-    Fixes: With FedAvg a client computes, holds and sends the whole model. Here it has the first layers alone, and the
-        layers after the cut, often most of the weights, never leave the server.
+    Fixes: With FedAvg a client computes, holds and sends the whole model. Here it has only the first layers;
+        the others, often most of the weights, never leave the server.
 
     Equation:
         client k:  a = f(w_k; x),  and sends a and y                            (of one batch)
@@ -273,44 +273,44 @@ def splitfed(
         v2:        one v for all, which takes the batches of a step in random order
         two cuts:  client k sends a, gets b = h(v_k; a), sends dL(u_k; b, y) / db, gets g; u_k is averaged too
 
-    Source: Thapa et al. 2022 (arXiv 2004.12088), SFLV1 and SFLV2 with label sharing: labels go to the server. In v2
-        the server draws the order of the clients anew in every step. Two cuts: the configuration without label sharing
-        of Vepakomma et al. 2018 (arXiv 1812.00564).
+    Source: Thapa et al. 2022 (arXiv 2004.12088), SFLV1 and SFLV2 with label sharing. In v2 the server draws
+        the order of the clients anew in every step. Two cuts: the configuration without label sharing of
+        Vepakomma et al. 2018 (arXiv 1812.00564).
 
-    Weighting: By examples, over the clients that finished the round. A client that fails in the middle of a round is
-        not asked again in the round and leaves v1 as if it had not been there; what v2's half learned from it stays.
+    Weighting: By examples, over the clients that finished the round. A client that fails in a round is out of
+        it and leaves v1 unchanged; what v2's half learned from it stays.
 
     State: During a round each client has its half, and the server one half a client in v1 and one in v2. With
-        `keep_optimizer` the optimizer of each half stays from round to round. The server keeps the model.
+        `keep_optimizer` the optimizer of each half stays from round to round.
 
-    Sent: In every step the activations and labels of a batch up and the gradient of the activations down; in every
-        round the first layers down and up. The server learns the labels and can reconstruct images from activations,
-        the more easily the earlier the cut. Clients learn no other client's data, and not the server's half unless
-        `evaluation.clients` measures the model at them. With two cuts each step has two letters each way, and the
-        server gets no label, but a gradient from which it can guess labels. With `activations` = "float16" activations
-        have half the bytes; gradients keep theirs. What activations tell of images is measured at each evaluation:
+    Sent: In every step a batch's activations and labels up and their gradient down; in every round the first
+        layers down and up. The server learns the labels and can reconstruct images from activations, the more
+        easily the earlier the cut. Clients learn nothing of one another's data, and get the server's half
+        only where `evaluation.clients` measures the model at them. With two cuts each step has two messages
+        each way, and the server gets no label, but a gradient from which it can guess labels. `activations` =
+        "float16" halves activations, not gradients. Each evaluation measures what activations tell of images:
         `distance_correlation`, from 0 to 1, at up to 8 clients that hold 4 examples or more.
 
-    Composes: Any `[select]` that chooses a client once a round and any `[server]`, which moves both halves. `[client]`
-        and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. Every optimizer
-        works, each half with its own. The model is cut where one tensor is alive: after a block of a ResNet, and not
-        inside of it. For classification without class weights, and without `model.cache_features`. The engine
-        `vectorized` is refused, since clients train one by one.
+    Composes: Any `[select]` that chooses a client once a round and any `[server]`, which moves both halves.
+        `[client]` and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and
+        lr_scale. Every optimizer works, one for each half. A cut needs a single tensor there: after a block
+        of a ResNet, not inside it. Only for classification without class weights, without
+        `model.cache_features` and the engine `vectorized`.
 
     Ranges:
-        cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name is
-            answered with the choices. Two layers, such as ["layer1", "layer3"], keep labels at the clients.
-        variant: "v1" is FedAvg of the whole network, whatever the cut. "v2" takes one step of the server's half a
-            client, so its learning rate has to be lower: `server_rate` below 1. With two cuts the gradients of all
-            these are taken at the weights before the step.
+        cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name
+            is answered with the choices. Two, such as ["layer1", "layer3"], keep labels at the clients.
+        variant: "v1" is FedAvg of the whole network, whatever the cut. "v2" takes a step of the server's half
+            for each client, so it needs a lower `server_rate`. With two cuts all these gradients are taken at
+            the weights before the step.
         server_rate: 1; for v2 down to one in the number of clients of a round.
         activations: "float16" where activations are within 65,504; a client with larger ones fails.
         keep_optimizer: true where all clients take part in every round.
 
     Try: model=mlp algorithm.cut=1
 
-    Not when: Clients can hold the whole model: FedAvg reaches the same as v1, sends nothing in a step, and no labels
-        leave a client. Nor where activations are larger than the model.
+    Not when: Clients can hold the whole model: FedAvg reaches the same as v1, sends nothing in a step, and no
+        labels. Nor where activations are larger than the model.
 
     Tests: tests/identity/test_splitfed.py
 

@@ -374,11 +374,12 @@ def vertical(
 ) -> Vertical:
     """Vertical learning: parties hold other features of the same examples, and one of them the labels.
 
-    Each party has a network of its own, its bottom, and the label party has the top besides. In a step each party sends
-    what its bottom gives for a batch, the label party takes a step of the top, and each party one of its bottom.
+    Each party has its own network, its bottom, and the label party the top besides. In a step each party
+    sends its bottom's output for a batch, the label party takes a step of the top, and each party one of its
+    bottom.
 
-    Fixes: In FedAvg each client has whole examples of its own. Where a hospital has the image and an insurer the
-        record of the same patient, nobody can train on both, and neither gives its features away.
+    Fixes: In FedAvg each client has whole examples. Where a hospital has the image and an insurer the record
+        of the same patient, nobody can train on both, and neither gives its features away.
 
     Equation:
         once:     I = the ids that all parties have, sorted; party k has row i of I as x_i^k
@@ -387,38 +388,41 @@ def vertical(
                   v <- v - eta dL / dv                                      (the top, after g_k)
         party k:  w_k <- w_k - eta (dh_k / dw_k)^T g_k
 
-    Source: He et al. 2021 (FedCV, arXiv 2111.11066), section 4, which names vertical learning and gives no algorithm.
-        The steps are those of split learning with several inputs (Vepakomma et al. 2018, arXiv 1812.00564), and with
-        linear bottoms and `top` = "sum" those of logistic regression on all features (Hardy et al. 2017, arXiv
-        1711.10677), here without encryption. Intersection: double masking (Meadows 1986) with X25519 (RFC 7748).
+    Source: He et al. 2021 (FedCV, arXiv 2111.11066), section 4, which names vertical learning and gives no
+        algorithm. The steps are those of split learning with several inputs (Vepakomma et al. 2018,
+        arXiv 1812.00564), and with linear bottoms and `top` = "sum" those of logistic regression on all
+        features (Hardy et al. 2017, arXiv 1711.10677), here without encryption. Intersection: double masking
+        (Meadows 1986) with X25519 (RFC 7748).
 
-    Weighting: None: every common example counts the same. A batch that a party does not send is skipped by all, and a
-        party that fails in its backward pass keeps its old bottom for this step; both are counted.
+    Weighting: None: every common example counts the same. A batch that a party does not send is skipped by
+        all, and a party that fails in its backward pass keeps its old bottom; both are counted.
 
-    State: Each party keeps its bottom, its optimizer, and which of its rows are common; the label party also the top.
-        Optimizers go on from round to round. The server coordinates and keeps a copy of the model to save it.
+    State: Each party keeps its bottom, its optimizer, and which of its rows are common; the label party also
+        the top. The server coordinates and keeps a copy of the model to save it.
 
-    Sent: Once, for private set intersection, 32 bytes an id and direction; in every step the embeddings of a batch to
-        the label party and as many gradients back: 8 B d (K - 1) bytes for batches of B, d values an example and K
-        parties. No weights, features or labels. The label party learns which examples each party shares with it, and
-        embeddings, which tell of features; the others learn the common ids among their own, and gradients, from which
-        labels can be guessed. Nothing here stops a party that does not follow the protocol.
+    Sent: Once, for private set intersection, 32 bytes an id and direction; in every step the embeddings of a
+        batch to the label party and as many gradients back: 8 B d (K - 1) bytes for batches of B, d values an
+        example and K parties. No weights, features or labels. The label party learns which examples each
+        party shares with it, and embeddings, which tell of features; the others learn the common ids among
+        their own, and gradients, from which labels can be guessed. Nothing stops a party that breaks the
+        protocol.
 
-    Composes: `data.parties` instead of `data.partition`. `[select]`, `[client]`, `[aggregate]` and `[server]` are
-        refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. `[model]` is the bottom of each party;
-        its last linear layer has no bias, since the top has one. For classification without class weights, and without
-        initial weights, `model.cache_features` or `evaluation.clients`. `data.validation` is a share of the examples
-        that all parties have.
+    Composes: `data.parties` instead of `data.partition`. `[select]`, `[client]`, `[aggregate]` and `[server]`
+        are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. `[model]` is the bottom of
+        each party; its last linear layer has no bias, since the top has one. Only for classification without
+        class weights, without initial weights, `model.cache_features` or `evaluation.clients`.
+        `data.validation` is a share of the examples that all parties have.
 
     Ranges:
-        top: "sum" needs the fewest weights and treats parties alike; "concat" with `hidden` can combine what they send.
+        top: "sum" needs the fewest weights and treats parties alike; "concat" with `hidden` can combine what
+            they send.
         width: the number of classes; 16 to 128 where `hidden` follows.
         hidden: [], or one layer of 32 to 256 units.
-        parties: [0], the label party alone, tells what the features of the others add.
+        parties: [0], the label party alone, shows what the others' features add.
 
     Try: data.parties.split=quadrants model=linear
 
-    Not when: Clients hold whole examples of their own: all other algorithms here. Nor where gradients must not tell
+    Not when: Clients hold whole examples: all other algorithms here. Nor where gradients must not tell
         labels, or embeddings features: neither is encrypted.
 
     Tests: tests/identity/test_vertical.py

@@ -141,7 +141,7 @@ def test_what_a_page_shows_is_built(name: str, command: str, tmp_path: Path) -> 
 def test_a_whole_page() -> None:
     assert not faults(row())
     text = page(row())
-    assert text.startswith("---\nhide: [toc]")
+    assert text.startswith("---\nhide: [toc]\n---\n")
     assert "\n# FedToy\n\nClients take one step less.\n\nIt is made up.\n\n```console\n" in text
     assert (
         "\n$ fedlens run digits --set algorithm.name=fedtoy --set algorithm.rate=0.5 \\\n"
@@ -150,24 +150,19 @@ def test_a_whole_page() -> None:
     assert "\n## What it fixes\n\nNothing | at all.\n" in text
     assert "\n```text\nclient k:  w <- w - lr g      (toy2020 Eq. 1)\n    indented\n```\n" in text
     assert "\nSource: Toy 2020 ([arXiv 2001.00001](https://arxiv.org/abs/2001.00001)), Eq. 1.\n" in text
-    about = "how \\| fast<br>*Can be:* above 0<br>*Sensible:* 0.1 to 1; more \\| where `a | b`."
-    assert f"\n| `rate`<br>`0.5` | {about} |\n" in text, "a bar ends a cell, but not in code"
-    assert "\n- `local.epochs`: 1.\n" in text
-    assert "\n- **Weights of the clients.** Uniform.\n" in text
-    assert "\nAny `[select]`:\n\n- one\n- two\n\n## When not to use it\n\nAlways.\n" in text
-    assert (
-        "\n$ pytest tests/identity/test_fedprox.py -k mu_of_zero\n$ pytest tests/identity/test_fedavg.py\n"
-        in text
-    )
-    assert re.search(r"The names of \d+ tests are the statements:\n", text)
-    assert text.endswith("\n$ pytest tests/identity/test_fedavg.py\n```\n")
-    assert "## Its curve" not in text
+    tests = "`tests/identity/test_fedprox.py -k mu_of_zero`, `tests/identity/test_fedavg.py`"
+    assert f"\n\nTests: {tests}.\n\n## Settings\n" in text
+    about = "how | fast. *Sensible:* 0.1 to 1; more | where `a | b`."
+    assert f"\n- `algorithm.rate` (`0.5`, above 0): {about}\n- `local.epochs`: 1.\n" in text
+    assert "\n- **Weights.** Uniform.\n- **Kept.** None.\n- **Sent.** What FedAvg sends.\n" in text
+    assert text.endswith("\nAny `[select]`:\n\n- one\n- two\n\n## When not to use it\n\nAlways.\n")
 
 
 def test_the_symbols_of_the_equations_are_defined() -> None:
     words = notation(r"w_i f_i(x) + \sum_{i \in S} \pi_i")
-    assert words == "Here $f_i$ is the mean loss on the training data of client $i$, and $S$ is the cohort."
-    assert "S$ is the cohort" not in notation(r"F_k(w) \sum_{k \in S'_t}")
+    assert words == "$f_i$: mean training loss of client $i$; $S$: cohort."
+    assert "cohort" not in notation(r"F_k(w) \sum_{k \in S'_t}")
+    assert notation(r"\sum_{k \in S} \frac{n_k}{n}").endswith("; $n$: examples in the cohort $S$.")
     assert notation(r"x + y") == ""
     assert "loss" not in notation(" ".join(algorithm_pages.EQUATIONS["vertical"].values())), (
         "a bottom is no loss"
@@ -252,7 +247,7 @@ def test_what_a_setting_can_be_in_words() -> None:
         c: bool = False,
         d: Annotated[str, Field(pattern="x")] = "x",
         e: tuple[float, ...] = (),
-        f: Literal["u", "v"] | None = None,
+        f: Literal["u", "v", "w"] | None = "v",
         g: float = 1.0,
         h: int | str = 1,
     ) -> None:
@@ -262,13 +257,23 @@ def test_what_a_setting_can_be_in_words() -> None:
     assert [allowed(shapes[name]) for name in "abcdefgh"] == [
         "at least 0, below 1",
         "a whole number, at least 2, at most 1000000",
-        "`true`, `false`",
+        "",
         "text",
         "a list of: any number",
-        '`"u"`, `"v"`',
+        '`"u"`, `"v"`, `"w"`',
         "any number",
         "a whole number or text",
     ]
+
+
+def test_a_default_is_named_once_among_the_values() -> None:
+    def factory(*, rate: Annotated[Literal["a", "b", "c"], Field(description="which")] = "b") -> None:
+        pass
+
+    factory.__doc__ = GOOD
+    assert '- `algorithm.rate` (`"b"`, `"a"`, `"c"`): which.' in page(
+        Row("algorithm", "fedtoy", Entry("toys:fedtoy", "a toy"), factory)
+    )
 
 
 def test_settings_are_found_where_a_toml_file_has_them() -> None:
