@@ -18,7 +18,7 @@ Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 # He et al. 2016's, as torchvision rounds them.
 _IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_NEAR = 2**17  # numbers that fit in the inner caches of a processor; more are normalized in pieces
+_NEAR = 2**20  # numbers that fit in the caches of a processor; more are normalized in pieces
 
 
 def moments(name: Normalization, mean: Sequence[float], std: Sequence[float]) -> Moments:

@@ -16,14 +16,15 @@ def images(n: int = 6, channels: int = 3, side: int = 32) -> Tensor:
     )
 
 
-def test_normalize_is_the_stated_arithmetic_bit_for_bit() -> None:
+@pytest.mark.parametrize("n", [5, 700], ids=["at once", "in pieces"])
+def test_normalize_is_the_stated_arithmetic_bit_for_bit(n: int) -> None:
     scale = torch.tensor([1 / (255 * s) for s in STD], dtype=torch.float64).float().view(3, 1, 1)
     shift = (
         torch.tensor([-m / s for m, s in zip(MEAN, STD, strict=True)], dtype=torch.float64)
         .float()
         .view(3, 1, 1)
     )
-    x = images()
+    x = images(n)
     assert torch.equal(normalize(x, MEAN, STD), x.float() * scale + shift)
 
 
