@@ -14,29 +14,32 @@ from fedlens.cli.list import model_rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = (
-    "| name | task | parameters | multiply-adds | counted at | normalization | source | licence |",
-    "|---|---|---|---|---|---|---|---|",
+    "| name | parameters | multiply-adds, M | counted at, classes | normalization | source |",
+    "|---|---|---|---|---|---|",
 )
 TABLE = re.compile(r"(<!-- table: models -->\n)(?:\|.*\n)*")
 
 
 def rendered(page: str, rows: Iterable[Mapping[str, Any]]) -> str:
     """The page with its table written anew."""
-    lines = "".join(f"{line}\n" for line in [*HEAD, *map(_line, rows)])
-    return TABLE.sub(lambda match: match[1] + lines, page)
+    lines, task, source = list(HEAD), "classification", ""
+    for row in rows:
+        if row["task"] != task:
+            lines.append(f"| **{row['task']}** | | | | | |")
+        lines.append(_line(row, "same" if row["source"] == source else row["source"]))
+        task, source = row["task"], row["source"]
+    table = "".join(f"{line}\n" for line in lines)
+    return TABLE.sub(lambda match: match[1] + table, page)
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    norms = ", ".join(f"{count} {kind}" for kind, count in row["norm_layers"].items()) or "none"
+def _line(row: Mapping[str, Any], source: str) -> str:
     cells = (
         f"`{row['name']}`",
-        row["task"],
         f"{row['parameters']:,}",
         _millions(row["multiply_adds"]),
-        f"{_input(row['input_shape'], row['vocabulary'])}, {row['classes']:,} classes",
-        norms,
-        row["source"],
-        row["licence"],
+        f"{_input(row['input_shape'], row['vocabulary'])}, {row['classes']:,}",
+        ", ".join(row["norm_layers"]) or "none",
+        source if row["licence"] == "Apache-2.0" else f"{source} ({row['licence']})",
     )
     return f"| {' | '.join(cells)} |"
 
@@ -56,11 +59,11 @@ def _millions(count: int | None) -> str:
     """Three digits and more of a number, in millions; None depends on what a detector detects.
 
     >>> _millions(4_089_184_256), _millions(7_840)
-    ('4,089 M', '0.00784 M')
+    ('4,089', '0.00784')
     """
     if count is None:
         return "by the boxes"
-    return f"{count / 1e6:,.0f} M" if count >= 1e9 else f"{count / 1e6:.3g} M"
+    return f"{count / 1e6:,.0f}" if count >= 1e9 else f"{count / 1e6:.3g}"
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ ROWS = (
     ("unet", "resnet50", None, None, None, None),
 )
 HEAD = (
-    "| `name` | `backbone` | `atrous` | parameters | fedcv | trained with a frozen backbone | fedcv | "
-    "multiply-adds | fedcv |\n"
-    "|---|---|---|---|---|---|---|---|---|\n"
+    "| `name`, `backbone`, `atrous` | parameters | fedcv, M | trained if frozen | fedcv, M "
+    "| multiply-adds, G | fedcv |\n"
+    "|---|---|---|---|---|---|---|\n"
 )
 
 
@@ -52,15 +52,13 @@ def _line(
     freeze(module, "backbone", _CLASSES)
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     cells = (
-        f"`{name}`",
-        f"`{backbone}`",
-        f"`{atrous}`" if atrous else "",
+        ", ".join(f"`{word}`" for word in (name, *settings.values())),
         f"{parameters:,}",
-        f"{count} M" if count else "",
+        count or "",
         f"{trained:,}",
-        f"{frozen} M" if frozen else "",
-        f"{counted / 1e9:.1f} G",
-        f"{products} G" if products else "",
+        frozen or "",
+        f"{counted / 1e9:.1f}",
+        products or "",
     )
     return f"| {' | '.join(cells)} |\n".replace("|  |", "| |").replace("|  |", "| |")
 

@@ -26,4 +26,4 @@ def test_the_example_has_group_normalization_and_a_bottleneck(tmp_path: Path) ->
 def test_the_table_of_networks_for_segmentation_has_their_counts() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == rendered(page), "run: python -m tools.segmentation_table"
-    assert page.count("| `unet` | `") + page.count("| `deeplabv3plus` | `") == len(ROWS)
+    assert page.count("| `unet`, `") + page.count("| `deeplabv3plus`, `") == len(ROWS)
