@@ -24,18 +24,18 @@ from fedlens.vision.detector import Detector, NoRaw
 _BACKGROUND = 3  # anchors of an image without a box that SSD trains as background, as many as for one box
 _MOBILENET_V3 = "mobilenetv3_large_100"
 _DIVIDED = 13  # the block of MobileNetV3 behind whose expansion SSDLite's first head looks at the features
-_RATE = "the score below which a detection is left out"
+_RATE = "only boxes with a score above this are given"
 
 ScoreThreshold = Annotated[float, Field(ge=0, le=1, description=_RATE)]
 SuppressionIou = Annotated[
     float,
     Field(
-        ge=0, le=1, description="the overlap with a better detection of its class above which one is left out"
+        ge=0,
+        le=1,
+        description="of two boxes of one class that overlap by more than this, the better one is kept",
     ),
 ]
-Detections = Annotated[
-    int, Field(ge=1, le=10_000, description="the largest number of detections in an image")
-]
+Detections = Annotated[int, Field(ge=1, le=10_000, description="the most boxes that are given for an image")]
 
 Images = list[dict[str, Tensor]]
 

@@ -23,7 +23,7 @@ class PrivacySettings(BaseModel):
     unit: Literal["client", "example"] = Field(
         "client",
         description="whose presence is hidden. client: a client with all of its examples, in the published model; "
-        "example: one example of a client, in all that the client sends (DP-SGD, Abadi et al. 2016, arXiv 1607.00133)",
+        "example: one example of a client, in all that the client sends (DP-SGD)",
     )
     column: Annotated[str, Field(min_length=1)] | None = Field(
         None,

@@ -119,8 +119,7 @@ class DataSettings(_Table):
     )
     parties: PartySettings | None = Field(
         None,
-        description="vertical learning, in place of `data.partition`: each party holds a part of every image; a table, "
-        "see below",
+        description="vertical learning, in place of `data.partition`: a table; each party holds a part of every image",
     )
 
     @model_validator(mode="before")
@@ -227,16 +226,15 @@ class Evaluation(_Table):
     )
     size: Annotated[Literal["full"] | tuple[Pixels, Pixels] | WindowSettings, BeforeValidator(_size)] = Field(
         "full",
-        description="the size of images in evaluations and predictions, for tasks with masks or boxes. full: the "
-        "stored size; [h, w]: images are resized to h x w pixels, and the outputs brought back to the stored size; "
-        "{window = [h, w], stride = [h, w]} (or one number each): windows slide over the image, and logits are "
-        "averaged where they overlap",
+        description="size of images in evaluations and predictions, for tasks with masks or boxes. full: as stored; "
+        "[h, w]: images are resized to h x w pixels, and the outputs resized back; {window = [h, w], stride = [h, w]} "
+        "(or one number each): windows slide over the image, and logits are averaged where they overlap",
     )
     clients: Literal["all", "none"] | Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="which clients are measured, each on its own held-out examples: all, none, or a number of clients "
-        "drawn anew each time; by default none, and all if the algorithm makes personal models. Needs data.validation "
-        "= 0.2 (or another share) and data.validation_from = 'client'. Writes each client's values to clients.jsonl",
+        description="which clients are measured, each on its own held-out examples: all, none, or a number drawn anew "
+        "each time; by default none, or all if the algorithm makes personal models. Needs data.validation = 0.2 (or "
+        "another share) and data.validation_from = 'client'. Writes the values to clients.jsonl",
     )
     test_peers: Literal["all"] | Annotated[int, Field(ge=1)] | None = Field(
         None,
@@ -319,7 +317,7 @@ class Record(_Table):
     updates: RecordedRounds | None = Field(
         None,
         description="rounds of which `recordings` keeps all that each client sent, such as its update and control "
-        "variate: {every = 5, rounds = [1, 12]}, or one of the two keys",
+        "variate, given as for local_models",
     )
 
 

@@ -123,8 +123,7 @@ class DataTable(TypedDict, total=False):
     r"""reassign the images to the clients at random, each keeping its number of images: the IID twin of the
     partition"""
     parties: PartyTable | None
-    r"""vertical learning, in place of `data.partition`: each party holds a part of every image; a table, see
-    below"""
+    r"""vertical learning, in place of `data.partition`: a table; each party holds a part of every image"""
 
 
 class LocalTable(TypedDict, total=False):
@@ -187,7 +186,7 @@ class LocalTable(TypedDict, total=False):
 class PrivacyTable(TypedDict, total=False):
     unit: Literal['client', 'example']
     r"""whose presence is hidden. client: a client with all of its examples, in the published model; example:
-    one example of a client, in all that the client sends (DP-SGD, Abadi et al. 2016, arXiv 1607.00133)"""
+    one example of a client, in all that the client sends (DP-SGD)"""
     column: str | None
     r"""with unit = 'example': the column of the data whose value names the unit, such as patient. All
     examples of a client with one value are drawn and clipped together, and hidden together"""
@@ -224,15 +223,13 @@ class EvaluationTable(TypedDict, total=False):
     batch_size: int | Literal['auto']
     r"""images per batch of an evaluation; auto: 500, halved until inputs and outputs take at most 256 MiB"""
     size: Literal['full'] | Sequence[int] | WindowTable
-    r"""the size of images in evaluations and predictions, for tasks with masks or boxes. full: the stored
-    size; [h, w]: images are resized to h x w pixels, and the outputs brought back to the stored size; {window
-    = [h, w], stride = [h, w]} (or one number each): windows slide over the image, and logits are averaged
-    where they overlap"""
+    r"""size of images in evaluations and predictions, for tasks with masks or boxes. full: as stored; [h, w]:
+    images are resized to h x w pixels, and the outputs resized back; {window = [h, w], stride = [h, w]} (or
+    one number each): windows slide over the image, and logits are averaged where they overlap"""
     clients: Literal['all', 'none'] | int | None
-    r"""which clients are measured, each on its own held-out examples: all, none, or a number of clients drawn
-    anew each time; by default none, and all if the algorithm makes personal models. Needs data.validation =
-    0.2 (or another share) and data.validation_from = 'client'. Writes each client's values to
-    clients.jsonl"""
+    r"""which clients are measured, each on its own held-out examples: all, none, or a number drawn anew each
+    time; by default none, or all if the algorithm makes personal models. Needs data.validation = 0.2 (or
+    another share) and data.validation_from = 'client'. Writes the values to clients.jsonl"""
     test_peers: Literal['all'] | int | None
     r"""of peer-to-peer learning: how many peers' models are measured on the test data, the same ones in the
     whole run, drawn by seeds.selection; or all. The metrics are peers_*_mean, peers_*_std and
@@ -272,8 +269,8 @@ class RecordTable(TypedDict, total=False):
     r"""rounds of which `recordings` keeps each client's model after local training, and the global model
     before and after: {every = 5, rounds = [1, 12]}, or one of the two keys. `fedlens analyze` reads them"""
     updates: RecordedRoundsTable | None
-    r"""rounds of which `recordings` keeps all that each client sent, such as its update and control variate:
-    {every = 5, rounds = [1, 12]}, or one of the two keys"""
+    r"""rounds of which `recordings` keeps all that each client sent, such as its update and control variate,
+    given as for local_models"""
 
 
 class SeedsTable(TypedDict, total=False):

@@ -50,7 +50,8 @@ def _height_width_or_none(size: object) -> tuple[int, int] | None:
 
 
 _WHAT = "pixels of every image after scaling: one number, or [height, width]"
-GivenSize = Annotated[int | tuple[int, int], PlainValidator(height_width), Field(description=_WHAT)]
+_GIVEN = f"{_WHAT}; by default, of your own images, their most frequent size, at most 224 on the longer side"
+GivenSize = Annotated[int | tuple[int, int], PlainValidator(height_width), Field(description=_GIVEN)]
 SizeOrOwn = Annotated[
     int | tuple[int, int] | None,
     PlainValidator(_height_width_or_none),
@@ -65,10 +66,7 @@ Folder = Annotated[
 ]
 Size = Annotated[
     _Side | tuple[_Side, _Side] | None,
-    Field(
-        description="pixels of every image after scaling: a number, or [height, width]; by default the most frequent "
-        "size of the images, at most 224 on the longer side"
-    ),
+    Field(description=_GIVEN),
 ]
 Channels = Annotated[Literal[1, 3], Field(description="3 for colour, 1 for grey")]
 Fit = Annotated[
