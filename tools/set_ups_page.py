@@ -15,31 +15,8 @@ from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import read_source, recipes
 
 PAGE = Path(__file__).parents[1] / "docs" / "set-ups.md"
-TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")
+TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(?:\n(?:In all rows: .*\n\n)?\|(?:.*\n\|)*.*\n)?")
 STARTS = {"none": "scratch", "imagenet": "ImageNet"}
-TABLE_16 = {  # the datasets of fedcv's table 16, in its order, with the dataset of fedlens
-    "Fashion-MNIST": "fashion-mnist",
-    "UCI Adult Census": "",
-    "Cornell movie": "",
-    "Penn Treebank": "penn-treebank",
-    "MNIST": "mnist",
-    "CIFAR-10": "cifar10",
-    "CIFAR-100": "cifar100",
-    "FEMNIST": "femnist",
-    "Shakespeare": "shakespeare",
-    "StackOverflow": "",
-    "PersonaChat": "",
-    "AmazonCAT": "",
-    "WikiLSHTC": "",
-    "Amazon670K": "",
-    "EMNIST": "emnist",
-    "a9a, a5a, w6a, mushrooms (LIBSVM)": "",
-    "a synthetic dataset for logistic regression": "synthetic",
-    "Vehicle": "",
-    "Sent140": "sent140",
-    "Lending Club loans": "",
-    "Tiny-ImageNet": "tiny-imagenet",
-}
 
 
 def rendered(page: str) -> str:
@@ -50,7 +27,7 @@ def rendered(page: str) -> str:
         "partitions": _partitions(),
         "fedavg": _fedavg(),
     }
-    tables |= {"publications": _publications(), "chendata": _chen_data(), "chentraining": _chen_training()}
+    tables |= {"chendata": _chen_data(), "chentraining": _chen_training()}
     return TABLE.sub(lambda match: match[1] + "\n" + "".join(f"{line}\n" for line in tables[match[2]]), page)
 
 
@@ -61,13 +38,20 @@ def _of(*beginnings: str) -> dict[str, Config]:
 
 
 def _lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    unique = dict.fromkeys(tuple(str(cell) for cell in row) for row in rows)
-    return [f"| {' | '.join(row)} |" for row in (tuple(head), ("---",) * len(head), *unique)]
+    """The table without the columns that are equal in all rows; a sentence before it says what they have."""
+    unique = list(dict.fromkeys(tuple(str(cell) for cell in row) for row in rows))
+    equal = [name for name, cells in zip(head, zip(*unique, strict=True), strict=True) if len({*cells}) == 1]
+    kept = [
+        [cell for name, cell in zip(head, row, strict=True) if name not in equal] for row in (head, *unique)
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in kept]
+    lines.insert(1, "|" + "---|" * len(kept[0]))
+    stated = [f"{name} {unique[0][head.index(name)]}" for name in equal]
+    return ([f"In all rows: {', '.join(stated)}.", ""] if stated else []) + lines
 
 
 def _title(config: Config) -> str:
-    facts = CATALOGUE[config.data.dataset["name"]]
-    return f"{facts.title} (`{facts.name}`)"
+    return f"`{CATALOGUE[config.data.dataset['name']].name}`"
 
 
 def _model(config: Config) -> str:
@@ -167,13 +151,6 @@ def _fedavg() -> list[str]:
         for each in _federated("fedcv/table2", "fedcv/table5", "fedcv/fig")
     ]
     return _lines(("task", "dataset", "clients a round", "local epochs", "rounds"), rows)
-
-
-def _publications() -> list[str]:
-    rows = [
-        (title, f"`{name}`" if name and CATALOGUE[name] else "not here") for title, name in TABLE_16.items()
-    ]
-    return _lines(("dataset of the publications", "in fedlens"), rows)
 
 
 def _chen() -> list[Config]:

@@ -50,7 +50,7 @@ def rows() -> list[str]:
 
 
 def _cell(alone: bool, stacked: bool) -> str:
-    return "+ v" if stacked else "+" if alone else ""
+    return "v" if stacked else "+" if alone else ""
 
 
 def works(algorithm: str, kind: str, engine: str) -> bool:
