@@ -158,9 +158,12 @@ def _figure(name: str) -> Chart:
 
 
 def _table(table: StudyTable) -> str:
-    """The table under its title; what its numbers are, and why runs failed, is on the study's page."""
+    """The table under its title, if it is not the usual one; what its numbers are, and why runs failed, is on the study's page."""
     caption, _, rows = replace(table, notes=()).to_markdown().partition("\n\n")
-    return f"{caption.partition('.** ')[0]}.**\n\n{rows}"
+    title = caption.partition(".** ")[0]
+    head, marks, *lines = rows.split("\n")
+    table = "\n".join([head, marks.replace(" ", ""), *lines])
+    return table if title == "**Test accuracy of each method" else f"{title}.**\n\n{table}"
 
 
 def cost(study: str) -> str:
