@@ -158,7 +158,7 @@ def _figure(name: str) -> Chart:
 
 
 def _table(table: StudyTable) -> str:
-    """The table under its title, if it is not the usual one; what its numbers are, and why runs failed, is on the study's page."""
+    """The table, under its title unless it is the usual one; what its numbers are is on the study's page."""
     caption, _, rows = replace(table, notes=()).to_markdown().partition("\n\n")
     title = caption.partition(".** ")[0]
     head, marks, *lines = rows.split("\n")
