@@ -190,7 +190,7 @@ def purge(
     folder: Folder = _FOLDER,
     debug: Debug = False,
 ) -> None:
-    """Remove what a run has left here: states and stored answers. The log of what was answered stays.
+    """Remove what a run has left here: states and stored answers. Its lines of the log stay, and approvals.
 
     'fedlens site start' does it once a day for what is due. A run that was purged cannot go on with clients that keep a
     state.
@@ -207,11 +207,19 @@ def purge(
         if due == (run is not None):
             raise ConfigError("purge needs a run or --due, and not both", hint=f"runs: {', '.join(runs)}")
         if run is not None and run not in runs:
-            what, hint = f"this site has answered no run {run!r}", f"give a whole name of: {', '.join(runs)}"
+            what, hint = (
+                f"the log of this site names no run {run!r}",
+                f"give a whole name of: {', '.join(runs)}",
+            )
             raise ConfigError(what, where=str(folder / "log"), hint=hint)
         gone = purge_site(folder, days, time(), run)
-        left = "nothing of this run was stored here; left: its lines of the log, approvals, lists of images (approved/)"
-        say(*(f"purged: {each}, {many(files, 'file') if files else left}" for each, files in gone.items()))
+        for each, folders in gone.items():
+            removed = ", ".join(f"{name} ({many(files, 'file')})" for name, files in folders.items())
+            say(
+                f"removed of {each}: {removed or 'nothing, because no state and no stored answer of it is here'}",
+                f"    stays: its {many(runs[each].lines, 'line')} of the log, and one on this; approvals and lists of "
+                "counted images (approved/)",
+            )
         if not gone:
             say(
                 f"nothing is due: no run asked for the last time more than {days} days ago and left files here"

@@ -67,8 +67,8 @@ def write_dossier(
 
     Raises `ConfigError` for settings that `fedlens serve` refuses, and `RunDirectoryError` for a run of no site.
     """
-    accepted = [site for site in federation.sites() if site.state == "accepted"]
-    sites, words = [site.name for site in accepted], {site.name: federation.words(site) for site in accepted}
+    known = federation.sites()
+    sites = [site.name for site in known if site.state == "accepted"]
     of_run: Mapping[str, Any] = {}
     if isinstance(experiment, Path):
         of_run = _facts_of_run(experiment)
@@ -88,7 +88,7 @@ def write_dossier(
         "sums": sums,
         "federation": federation,
         "sites": sites,
-        "words": words,
+        "words": {site.name: federation.words(site) for site in known if site.name in sites},
         "purpose": purpose,
         "images": IMAGES,
         "keeps_days": ServedRuns(federation.folder).days,

@@ -57,6 +57,10 @@ class Proposed(Protocol):
     def census(self) -> SiteCensus:
         """What the site tells of its data. Raises `DataError` if they do not fit the experiment."""
 
+    @property
+    def excluded(self) -> Mapping[str, Any]:
+        """What the log says of the exclusion list that the census has read."""
+
     def open(self, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Opened:
         """Builds it over the roster; `sizes` are those of all clients by row."""
 
@@ -179,12 +183,12 @@ class Agent:
             cipher, sent = FileCipher(self._key), self._folder / SENT if self._limits.keep_sent else None
             self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock, cipher, sent)
             held.callback(self._log.close)
-            self._log.rules(self._limits.rules)
+            self._log.changed("rules", {"sha256": self._limits.rules})
             states, limits = KeptStates(self._folder / "states", self._clock), self._limits
             logs = ClientLogs(self._folder / LOGS, cipher)
             self._purge = partial(purge_due, self._folder, states, self._log, limits.keep_days)
             self._answering = Answering(
-                self._key, self._log, states, logs, self._notes, limits.min_examples, limits.most
+                self._key, self._log, states, logs, self._notes, self._say, limits.min_examples, limits.most
             )
             if (thread := self._thread) is None:
                 thread = OperationThread()
@@ -224,7 +228,8 @@ class Agent:
 
     async def _listen(self) -> None:
         sending = self._sending
-        self._forget_census()
+        if self._experiment is not None:  # the site comes back: it tells its data again
+            self._experiment.told = False
         await self._look()
         while True:
             await self._renew()
@@ -291,11 +296,6 @@ class Agent:
 
     # -- the experiment -------------------------------------------------------------------------------------------
 
-    def _forget_census(self) -> None:
-        """The site comes back: it tells its data again."""
-        if self._experiment is not None:
-            self._experiment.told = False
-
     async def _look(self) -> None:
         """Asks what the experiment is; tells the site's data once it is approved, and builds it once it has rows."""
         try:
@@ -338,6 +338,7 @@ class Agent:
         asked = experiment.message
         try:
             await self._call(self._log.introduce, self._keys.chains(), *self._approved_by(asked))
+            await self._call(self._log.changed, "exclude", proposed.excluded)
             count, head = self._log.state
             fields = asked.fields._replace(direction="answer", ask=asked.digest, head=head)
             message = seal(self._key, "census", fields, {**census.to_plain(), "log_lines": count}, b"")

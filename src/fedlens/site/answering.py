@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.base.errors import DataError, DecodingError, FedlensError, HookError, RunFailed, told
+from fedlens.base.printable import printable
 from fedlens.core.protocol import Failure, Id, Program, Reply
 from fedlens.core.schema import NumberField, Schema
 from fedlens.core.types import Payload
@@ -19,6 +20,7 @@ from fedlens.core.wire.sent_fields import answer_fields
 from fedlens.engines.executor import Executor, Item
 from fedlens.engines.links.post import answer_body
 from fedlens.identity.keys import KeyPair
+from fedlens.identity.signing import SignedFields
 from fedlens.site.answers_log import AnswersLog, AskRefused, check_approved
 from fedlens.site.client_logs import ClientLogs
 from fedlens.site.kept_states import KeptStates, StateLost
@@ -31,6 +33,15 @@ _REASONS: Sequence[tuple[type[BaseException], str]] = (
     (HookError, "operation"),
     (RunFailed, "disk"),
 )
+_TO_DO = {
+    "state": "the state of a client is lost; the run goes on without this client",
+    "data": "images or labels cannot be used, or are too few; look at them with: fedlens site check",
+    "memory": "there is not enough memory; free some, or set [compute] device in site.toml",
+    "operation": "it raised an error; tell the operator of the server, without what the text says of persons",
+    "disk": "the disk refuses; make room on it",
+    "refused": "the server asks for what was not approved; tell its operator",
+    "policy": "[allow] of site.toml refuses it; leave it so, or change the line and start the site again",
+}
 _MEMORY = ("out of memory", "MemoryError", "can't allocate memory")
 
 
@@ -51,6 +62,10 @@ class Opened(Protocol):
 
     def reread(self) -> object:
         """Reads again which examples are left out. Raises `DataError` if that is not known."""
+
+    @property
+    def excluded(self) -> Mapping[str, Any]:
+        """What the log says of the exclusion list."""
 
     def examples(self, row: int, /) -> Sequence[int]:
         """How many examples the client trains on, and how many it holds out."""
@@ -90,6 +105,7 @@ class Answering:
         states: the states of its clients.
         logs: their logs of secure sums.
         notes: receives the texts of errors.
+        say: receives a sentence at the first failure of each kind.
         min_examples: how many examples must be behind each number that is sent.
         most: bytes of the largest body.
 
@@ -104,10 +120,12 @@ class Answering:
         states: KeptStates,
         logs: ClientLogs,
         notes: SiteLog,
+        say: Callable[[str], None],
         min_examples: int = 1,
         most: int = 2**32,
     ) -> None:
-        self._key, self._log, self._states, self._logs, self._notes = key, log, states, logs, notes
+        self._key, self._log, self._states, self._logs = key, log, states, logs
+        self._notes, self._say, self._said = notes, say, set[str]()
         self._min_examples, self._most = min_examples, most
         self._executor: tuple[Program, Executor] | None = None
         self._round: tuple[str, int, int] | None = None  # run, attempt and round whose exclusions were read
@@ -135,6 +153,7 @@ class Answering:
     def forget(self) -> None:
         """Drops what the last experiment left in memory."""
         self._executor = self._round = None
+        self._said.clear()
 
     # -- one ask --------------------------------------------------------------------------------------------------
 
@@ -196,6 +215,7 @@ class Answering:
             "failure", reason=reason, run=fields.run, round=fields.round, client=fields.client,
             operation=fields.operation, text=told(error),
         )  # fmt: skip
+        self._say_once(fields, reason)
         details: dict[str, Any] = {"outcome": "failure", "reason": reason, "metrics": {}, "state": None}
         with self._writing:
             if not self._stopped:
@@ -210,6 +230,16 @@ class Answering:
                     self._notes.note("disk", text=told(full))
                     details["reason"] = reason = "disk"
             return self._sealed(ask, details, b"").head, reason
+
+    def _say_once(self, fields: SignedFields, reason: str) -> None:
+        """Says where something failed and what to do, at the first failure of a kind. Its text may name a patient."""
+        if reason in _TO_DO and reason not in self._said:
+            self._said.add(reason)
+            where = f"{fields.operation} for {fields.client} in round {fields.round}"
+            line = (
+                f"{where} failed: {_TO_DO[reason]}. The text of this and later failures is in log/site.jsonl"
+            )
+            self._say(printable(line, line_feeds=False))
 
     def _kept(
         self,
@@ -244,6 +274,9 @@ class Answering:
             raise AskRefused("contract", f"'{fields.client}' is no client of this site")
         if (fields.run, fields.attempt, fields.round) != self._round:
             opened.reread()
+            with self._writing:
+                self._check_running()
+                self._log.changed("exclude", opened.excluded)
             if takes.log:
                 self._logs.acknowledge(fields.run, opened.rows, fields.round)
             self._round = fields.run, fields.attempt, fields.round

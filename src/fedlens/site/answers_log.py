@@ -2,9 +2,9 @@
 
 `asked.jsonl` is a `fedlens.files.chained_log.ChainedLog` with a line an ask, answered or not. A line with a `kind` is
 of something else: "fields" names what an answer has, "certificate" is one of either side; other lines name both by
-their `id`. "approved" and "rejected" are decisions, "rules" is the SHA-256 of
-`site.toml` at a start. The bytes of an answer lie in a file of their own, until the next ask shows that the server has
-them.
+their `id`. "approved" and "rejected" are decisions, "rules" is the SHA-256 of `site.toml` at a start, "exclude" says
+what the exclusion list is after a change. The bytes of an answer lie in a file of their own, until the next ask shows
+that the server has them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from fedlens.identity.private_files import private_folder, write_private
 NAME = "asked.jsonl"
 SENT = "sent"
 """The folder of a site for the bodies of answers with `[keep] sent`."""
+CHANGES = {"rules": ("sha256",), "exclude": ("lines", "images_left_out", "sha256")}
+"""Kinds of lines on what people at the site have changed, with the names of their values."""
 _FORMER = "answers.jsonl"  # the name in folders that were made before there was `asked.jsonl`
 _SEALED = ".sealed"  # ends the name of an encrypted answer
 _SENT_BODY = ".safetensors"  # ends the name of a body in `sent`
@@ -85,7 +87,7 @@ class AnswersLog:
         self._cipher, self._sent = cipher, None if sent is None else private_folder(sent)
         kept = sent or bodies.parent / SENT
         self._runs: dict[str, _Run] = {}
-        self._rules = ""
+        self._last: dict[str, Mapping[str, Any]] = {}  # what `changed` has written, by kind
         self._waiting: set[bytes] = set()  # the asks whose answers are in files
         # The bodies in `sent` that no line has named yet.
         self._unnamed = {path.stem: path for path in kept.glob(f"*{_SENT_BODY}")}
@@ -156,11 +158,11 @@ class AnswersLog:
         except OSError as error:
             raise refused(error, "the log of asks", self._path) from error
 
-    def rules(self, digest: str) -> None:
-        """Writes the digest of `site.toml` if it has changed since the last start. Raises `RunFailed`."""
-        if digest != self._rules:
-            self.event("rules", sha256=digest)
-            self._rules = digest
+    def changed(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Writes a line of `CHANGES` if its values are not those of the last one. Raises `RunFailed`."""
+        if values != self._last.get(kind) and (any(values.values()) or kind in self._last):
+            self.event(kind, **values)
+            self._last[kind] = values
 
     def close(self) -> None:
         """Closes the file."""
@@ -170,7 +172,8 @@ class AnswersLog:
 
     def _known(self, values: Mapping[str, Any]) -> None:
         if "kind" in values:
-            self._rules = values["sha256"] if values["kind"] == "rules" else self._rules
+            if (kind := values["kind"]) in CHANGES:
+                self._last[kind] = {name: values[name] for name in CHANGES[kind]}
             return
         self._unnamed.pop(values.get("answer", ""), None)
         run = self._runs.setdefault(values["run"], _Run())

@@ -334,13 +334,16 @@ class Approvals:
             return None
         return f"this replaces the rejection by {kept['by']} of {day(kept['time'])}: {kept['reason']}"
 
-    def approvers(self, matter: Matter) -> list[str]:
-        """The names of those whose approval holds for what the server proposes now; none if a decision is damaged."""
+    def approvers(self, matter: Matter) -> dict[str, int]:
+        """When each of those approved whose approval holds for what the server proposes now, by name.
+
+        None if a decision is damaged.
+        """
         try:
             kept = [each for each in self._kept(matter.experiment) if each.matter.lapsed(matter) is None]
-            return list({self._reviewer(each) for each in kept if each.approves})
+            return {self._reviewer(each): each.time for each in kept if each.approves}
         except (ConfigError, IdentityError):
-            return []
+            return {}
 
     def _kept(self, experiment: str) -> list[Decision]:
         """The decisions on an experiment. Raises `IdentityError` for a file that is damaged or was changed."""

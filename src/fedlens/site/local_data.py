@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class LocalData:
     notes: tuple[str, ...]
     _ids: Sequence[str] = field(repr=False)
     _record: Path = field(repr=False)
-    _listed: frozenset[str] = field(repr=False)  # the lines of the exclusion list
+    _list: tuple[str, frozenset[str]] = field(repr=False)  # of `exclusion_list`
     _gone: frozenset[str] = field(repr=False)
 
     @property
@@ -90,8 +91,8 @@ class LocalData:
         key = hashlib.sha256(f"{run}\0{contract.digest}\0{site}".encode()).hexdigest()[:32]
         record = private_folder(folder / "approved") / f"{key}.examples.json"
         owners = _owners(dataset.train, settings, site)
-        listed, kept = _listed(settings), _kept_record(record)
-        gone, unknown = _excluded(dataset.train, ids, listed)
+        listed, kept = exclusion_list(settings), _kept_record(record)
+        gone, unknown = _excluded(dataset.train, ids, listed[1])
         notes = [f"{settings.data.exclude}: {_named_nothing(unknown)}"] if unknown else []
         if kept is None:
             counted = {name: [i for i in rows if ids[i] not in gone] for name, rows in owners.items()}
@@ -109,6 +110,12 @@ class LocalData:
         opened = cls(site, settings, contract, dataset, clients, tuple(notes), ids, record, listed, gone)
         opened._write(examples)
         return opened
+
+    @property
+    def excluded(self) -> dict[str, Any]:
+        """The line of the log on the exclusion list as it was read last, and how many images the run is without."""
+        digest, lines = self._list
+        return {"lines": len(lines), "images_left_out": len(self._gone), "sha256": digest}
 
     def check_division(self, division: str) -> None:
         """Notes, at the first time, how the images of the site are divided into those to train on and to measure.
@@ -136,17 +143,17 @@ class LocalData:
 
         Raises `DataError` if the list cannot be read: then nothing may be computed.
         """
-        listed = _listed(self.settings)
-        if listed == self._listed:
+        listed = exclusion_list(self.settings)
+        if listed == self._list:
             return self
-        gone = self._gone | _excluded(self.dataset.train, self._ids, listed)[0]
+        gone = self._gone | _excluded(self.dataset.train, self._ids, listed[1])[0]
         if gone == self._gone:
-            return self
+            return replace(self, _list=listed)
         out = np.array([i for i, name in enumerate(self._ids) if name in gone], np.int64)
         clients = {
             name: np.where(np.isin(positions, out), -1, positions) for name, positions in self.clients.items()
         }
-        found = replace(self, clients=clients, _listed=listed, _gone=gone)
+        found = replace(self, clients=clients, _list=listed, _gone=gone)
         if (kept := _kept_record(self._record)) is not None:
             found._write(kept[0])
         return found
@@ -285,7 +292,7 @@ def _enough(
 
 def left_out(settings: SiteSettings, examples: Examples) -> tuple[str, bool]:
     """What the exclusion list leaves out, and whether each of its lines names something. Raises `DataError`."""
-    listed = _listed(settings)
+    _, listed = exclusion_list(settings)
     gone, unknown = _excluded(examples, _ids(examples), listed)
     odd = f"; {_named_nothing(unknown)}" if unknown else ""
     return (
@@ -301,14 +308,15 @@ def _named_nothing(lines: frozenset[str]) -> str:
     return f"no image or value here has the name {named}{more}"
 
 
-def _listed(settings: SiteSettings) -> frozenset[str]:
-    """The lines of the exclusion list. Raises `DataError` if it cannot be read."""
+def exclusion_list(settings: SiteSettings) -> tuple[str, frozenset[str]]:
+    """(SHA-256 of the exclusion list, its lines); empty without one. Raises `DataError` if it cannot be read."""
     if settings.data.exclude is None:
-        return frozenset()
+        return "", frozenset()
     path = settings.place(settings.data.exclude)
     try:
         with open_regular(path) as file:
-            lines = read_text(file).decode("utf-8-sig").splitlines()
+            content = read_text(file)
+        lines = content.decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise DataError(
@@ -316,7 +324,7 @@ def _listed(settings: SiteSettings) -> frozenset[str]:
             where=str(path),
             hint="put the file back, in UTF-8 with one name a line; an empty file leaves out nothing",
         ) from None
-    return frozenset(line.strip() for line in lines) - {""}
+    return hashlib.sha256(content).hexdigest(), frozenset(line.strip() for line in lines) - {""}
 
 
 def _excluded(

@@ -15,6 +15,7 @@ from fedlens.site.connection import ServerConnection
 from fedlens.site.contract import read_contract
 from fedlens.site.review import Review
 from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.site_log import CONTACT
 
 
 def proposed_experiment(
@@ -35,7 +36,11 @@ def proposed_experiment(
 
     async def fetch() -> Message | None:
         connection = ServerConnection(
-            keys, lambda: client_context(keys.folder, passphrase), most, troubles.append
+            keys,
+            lambda: client_context(keys.folder, passphrase),
+            most,
+            troubles.append,
+            heard=lambda: (folder / CONTACT).touch(0o600),
         )
         try:
             async with asyncio.timeout(seconds):

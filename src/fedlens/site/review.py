@@ -15,8 +15,8 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedlens.base.errors import ConfigError, FedlensError, IdentityError
-from fedlens.base.format import size
+from fedlens.base.errors import ConfigError, DataError, FedlensError, IdentityError
+from fedlens.base.format import many, size
 from fedlens.base.parse_text import parse_json
 from fedlens.base.printable import printable
 from fedlens.base.registry import own_names
@@ -24,7 +24,7 @@ from fedlens.base.shell_command import quoted_command
 from fedlens.core.wire.sent_fields import census_fields, in_short
 from fedlens.core.wire.terms import ExperimentTerms, is_digest
 from fedlens.files.regular_file import open_regular
-from fedlens.identity.authority import check_name, read_root
+from fedlens.identity.authority import check_name, day, read_root
 from fedlens.identity.fingerprint import fingerprint_words
 from fedlens.identity.keys import KeyPair, fingerprint_of
 from fedlens.models.weights_setting import NONE
@@ -32,6 +32,7 @@ from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
 from fedlens.settings.plan import Plan
 from fedlens.site.approvals import Approvals, Decision, Matter
 from fedlens.site.contract import Contract, read_contract
+from fedlens.site.local_data import exclusion_list
 from fedlens.site.policy import refusals, refuse
 from fedlens.site.settings import SiteSettings
 
@@ -48,14 +49,14 @@ class Review:
         terms: what the server says of it besides.
         run: the run that the server proposes it for.
         approvals: the decisions of the site; on another machine it has no folder of decisions.
-        exported: on another machine, the digest of each rejection at the site by `Decision.by`.
+        exported: on another machine, what the site has exported of its decisions and its exclusion list.
     """
 
     contract: Contract
     terms: ExperimentTerms
     run: str
     approvals: Approvals
-    exported: Mapping[str, str] | None = None
+    exported: Mapping[str, Any] | None = None
 
     @property
     def matter(self) -> Matter:
@@ -66,9 +67,30 @@ class Review:
     def rejections(self) -> Mapping[str, str]:
         """The digest of each rejection at the site that is not taken back, by `Decision.by`."""
         if self.exported is not None:
-            return self.exported
+            return dict(self.exported["rejections"])
         lines = self.approvals.rejections(self.contract.digest)
         return {by: line["decision"] for by, line in lines.items()}
+
+    @property
+    def approved(self) -> list[str]:
+        """Who has approved it at the site, and when, as it is proposed now."""
+        if self.exported is not None:
+            return list(map(str, self.exported["approvals"]))
+        approvers = self.approvals.approvers(self.matter)
+        return [f"{name}, {day(time)}" for name, time in sorted(approvers.items(), key=lambda each: each[1])]
+
+    @property
+    def exclude(self) -> str:
+        """The exclusion list of the site now, in words."""
+        if self.exported is not None:
+            return str(self.exported["exclude"])
+        if (name := self.contract.site.data.exclude) is None:
+            return "none"
+        try:
+            digest, lines = exclusion_list(self.contract.site)
+        except DataError as error:
+            return str(error)
+        return f"{name}, SHA-256 {digest}, {many(len(lines), 'line')}"
 
     @cached_property
     def refused(self) -> list[str]:
@@ -140,6 +162,8 @@ class Review:
             "peers": words,
             "leaves": self.leaves(),
             "rules": {"sha256": self.contract.site.digest, **self.contract.site.rules()},
+            "exclude": self.exclude,
+            "approvals": self.approved,
             "settings": dict(self.contract.settings),
             "refused": self.refused,
         }
@@ -165,6 +189,13 @@ class Review:
                 for line in printable(tomli_w.dumps(self.contract.site.rules())).splitlines()
                 if line
             ),
+            printable(
+                f"exclusion list now, which no approval binds: {plain['exclude']}; 'site check' counts its images",
+                line_feeds=False,
+            ),
+            printable(
+                f"approved until now by: {'; '.join(plain['approvals']) or 'nobody'}", line_feeds=False
+            ),
             f"digest: {plain['digest']}",
             *(f"refused: {printable(sentence, line_feeds=False)}" for sentence in plain["refused"]),
         ]
@@ -182,6 +213,8 @@ class Review:
             **site.rules(),
             "files": dict(site.files),
             "rejections": self.rejections,
+            "approvals": self.approved,
+            "exclude": self.exclude,
         }
         return json.dumps(content, indent=1).encode() + b"\n"
 
@@ -191,11 +224,11 @@ class Review:
         try:
             with open_regular(path) as file:
                 content = file.read(_LARGEST + 1)
-            match parse_json(content) if len(content) <= _LARGEST else None:
+            match parsed := parse_json(content) if len(content) <= _LARGEST else None:
                 case {
                     "site": str(site), "root": str(root), "run": str(run), "settings": str(text),
                     "terms": terms, "site.toml": str(toml), "data": data, "allow": allow, "keep": keep, "files": files,
-                    "reviewers": people, "rejections": dict(rejections),
+                    "reviewers": people, "rejections": dict(rejections), "approvals": list(), "exclude": str(),
                 } if all(map(is_digest, (toml, *rejections.values()))):  # fmt: skip
                     check_name(site)
                     certificate = base64.b64decode(root, validate=True)
@@ -204,7 +237,7 @@ class Review:
                     settings = SiteSettings.of(tables, path, digest=toml)
                     approvals = Approvals(path.parent, settings, certificate, site, b"")
                     told = ExperimentTerms.from_plain(terms)
-                    return cls(read_contract(text, settings), told, run, approvals, rejections)
+                    return cls(read_contract(text, settings), told, run, approvals, parsed)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}", where=str(path)) from None
         except (FedlensError, ValueError) as error:

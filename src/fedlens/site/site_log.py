@@ -14,7 +14,7 @@ from fedlens.files.atomic_files import create, open_unlinked
 from fedlens.identity.private_files import private_folder
 
 CONTACT = "contact"
-"""The file in the folder of a site whose time is that of the last contact with the server, to the minute."""
+"""The file in the folder of a site whose time is that of the last contact with the server."""
 LARGEST = 2**23
 """Bytes of the file; then it is renamed to `site.1.jsonl`, in place of an earlier one."""
 

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import time
 
 from fedlens.base.errors import RunFailed
 from fedlens.core.wire.terms import ExperimentTerms
@@ -19,7 +18,6 @@ from fedlens.site.settings import SITE_FILE, SiteSettings
 from fedlens.site.site_log import CONTACT
 from fedlens.site.workplace import Proposal
 
-_MINUTE = 60.0
 _TICK = 0.5  # seconds between two looks at the folder
 
 
@@ -48,9 +46,7 @@ def agent_of(
 
     def heard() -> None:
         said[0] = ""  # the next trouble is a new one
-        contact = folder / CONTACT
-        if not contact.exists() or abs(time() - contact.stat().st_mtime) >= _MINUTE:
-            contact.touch(0o600)
+        (folder / CONTACT).touch(0o600)
 
     connection = ServerConnection(
         keys, lambda: client_context(keys.folder, passphrase), most, trouble, heard=heard

@@ -116,14 +116,18 @@ class Workplace:
 
         Raises `DataError` if the list cannot be read: then nothing may be computed.
         """
-        local = self.local.reread()
-        if local is self.local:
+        before, self.local = self.local, self.local.reread()
+        if self.local.clients is before.clients:
             return False
         with own_names(self._code):
-            built = _built(self._planned, self._roster, local, self.rows)
-        self.local, self.built = local, built
-        self.program = _program(built, self.secrets)
+            self.built = _built(self._planned, self._roster, self.local, self.rows)
+        self.program = _program(self.built, self.secrets)
         return True
+
+    @property
+    def excluded(self) -> Mapping[str, Any]:
+        """See `LocalData.excluded`."""
+        return self.local.excluded
 
     def examples(self, row: int) -> tuple[int, int]:
         """How many examples a client of this site trains on and holds out now."""
@@ -246,12 +250,18 @@ class Proposal:
 
     def approvers(self) -> list[str]:
         """The names of the reviewers who approved it, as it is proposed now."""
-        return self.approvals.approvers(self.matter)
+        return list(self.approvals.approvers(self.matter))
 
     def census(self) -> SiteCensus:
         """What the site tells of its data, which are read now; see `LocalData`. For an approved proposal alone."""
         self._local = LocalData.open(self.contract, self.site, self.folder, self.run)
         return self._local.census()
+
+    @property
+    def excluded(self) -> Mapping[str, Any]:
+        """See `LocalData.excluded`; call `census` first."""
+        assert self._local is not None
+        return self._local.excluded
 
     def open(self, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Workplace:
         """Builds the experiment over the roster, `owners` in `sizes`; see `Workplace.open` and `client_identity`."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from fedlens.cli.main import app
 from fedlens.core.wire.message import seal, write_payload
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.engines.links.https import HttpsLink
+from fedlens.identity.authority import day
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.private_files import one_writer
 from fedlens.identity.signing import SignedFields
@@ -29,6 +32,7 @@ from fedlens.site.contract import site_part
 from fedlens.site.leave import come_back
 from fedlens.site.log_export import AskedLog
 from fedlens.site.settings import SITE_FILE
+from fedlens.site.site_log import CONTACT
 from fedlens.site.start import agent_of
 from tests.link_kit import blobs
 from tests.unit.cli.commands import ran, refused, runner
@@ -148,7 +152,8 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     )
     assert Path("officer.pem").stat().st_mode & 0o777 == 0o600
     assert "in a new file" in refused("site", "decide", "--key", "officer.pem", "--new-key")
-    write_site(FOLDER, allow={"reviewers": 2})
+    write_site(FOLDER, {"exclude": "out.txt"}, allow={"reviewers": 2})
+    (FOLDER / "out.txt").write_text("anna\nbert\n")
     said = "[allow] reviewers = 2, and [reviewers] names 0 besides this site, so that nothing can be approved"
     assert f"1 of 2 approvals; {said}" in ran("site", "review", "--approve", propose(server, text))
     assert said in runner.invoke(app, ["site", "check"]).stdout
@@ -183,9 +188,18 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
         assert f"rules of the site, which no approval binds: site.toml, SHA-256 {rules}\n" in read
         assert "    reviewers = 2\n" in read
         assert "    sent = false\n" in read
+        listed = hashlib.sha256(b"anna\nbert\n").hexdigest()
+        assert (
+            f"exclusion list now, which no approval binds: out.txt, SHA-256 {listed}, 2 lines; 'site check'"
+            in read
+        )
+        assert re.search(r"\napproved until now by: ward-a, 20\d\d-\d\d-\d\d \d\d:\d\d UTC\n", read)
     assert ran("site", "review", "--import", "decision.json").startswith("approved: ")
     assert f"experiment {digest[:12]} (run): approved\n" in ran("site", "status")
     assert json.loads(ran("site", "review", "--json"))["approved"]
+    assert re.search(r"by: ward-a, 20.+ UTC; officer, 20.+ UTC\n", ran("site", "review"))
+    (FOLDER / "out.txt").unlink()
+    assert "binds: the list of what is left out cannot be read: No such file" in ran("site", "review")
     ran(*decide, "--key", "officer.pem", "--reject", "no consent")
     said = ran("site", "review", "--import", "decision.json")
     assert said.startswith(f"the experiment {digest[:12]} was rejected by officer: no consent\n")
@@ -360,8 +374,16 @@ def test_a_site_works_until_the_run_has_ended_or_it_is_revoked(
     assert "the run run has finished" in said
     assert "nobody has decided on an experiment" in ran("site", "status")
     ran("site", "review", "--approve", digest)
+    contact = FOLDER / CONTACT
+    os.utime(contact, (0, before := time.time() - 30))  # a contact is not one of its minute
+    ran("site", "review")
+    assert contact.stat().st_mtime > before + 20
+    os.utime(contact, (0, before))
+    tell(server, "goodbye", {"outcome": "finished", "run": "run"})
+    ran("site", "start", "--once")
+    assert contact.stat().st_mtime > before + 20
     facts = json.loads(ran("site", "status", "--json"))
     assert facts["experiments"] == {f"{digest[:12]} (run)": "approved"}
-    assert facts["last contact"] != "none"
+    assert facts["last contact"] == day(contact.stat().st_mtime)
     server[0].revoke("ward-a")
     assert refused("site", "start").startswith("this site was revoked")

@@ -66,6 +66,7 @@ class OpenedProgram:
     closed: int = 0
     rounds: int = 20
     reports_metrics: bool = True
+    excluded: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         own = {row: Secrets() for row in self.rows.values()}
@@ -108,6 +109,7 @@ class ProposedProgram:
     takes: Callable[[str], Schema | None] = any_but_evaluate
     opened: list[OpenedProgram] = field(default_factory=list)
     terms: ExperimentTerms = field(default_factory=ExperimentTerms)
+    excluded: Mapping[str, Any] = field(default_factory=dict)
 
     def missing(self) -> str | None:
         return (

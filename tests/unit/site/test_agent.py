@@ -37,6 +37,7 @@ from fedlens.site.answers_log import AnswersLog
 from fedlens.site.client_logs import ClientLogs
 from fedlens.site.connection import Closed, SiteRefused
 from fedlens.site.kept_states import KeptStates
+from fedlens.site.log_export import AskedLog
 from fedlens.site.operation_thread import OperationThread
 from fedlens.site.site_log import SiteLog
 from tests.agent_kit import DIGEST, control, proposal
@@ -495,6 +496,7 @@ def test_exclusions_are_read_before_every_round_and_an_error_in_them_stops_it(si
         for round, slot, reads in ((1, 0, 1), (1, 1, 1), (2, 0, 2)):
             assert await server.reason(server.ask(round=round, slot=slot)) is None
             assert len(site.opened[0].reads) == reads
+            site.opened[0].excluded = {"lines": 1, "images_left_out": 1, "sha256": "aa"}
 
         def unreadable() -> None:
             raise DataError("withdrawn.txt is missing")
@@ -506,6 +508,20 @@ def test_exclusions_are_read_before_every_round_and_an_error_in_them_stops_it(si
         assert await server.reason(server.ask(round=3, slot=2)) == "operation"
 
     site.play(part)
+    told = AskedLog.read(site.folder).told
+    changes = [
+        (told[at - 1]["round"], line["sha256"])
+        for at, line in enumerate(told)
+        if line.get("kind") == "exclude"
+    ]
+    assert changes == [(1, "aa")]  # after the answers of round 1, and once
+    said = [line for line in site.lines if "failed" in line]
+    assert said == [  # each kind once, and nothing of a text, which may name a patient
+        "train for a in round 3 failed: images or labels cannot be used, or are too few; look at them with: fedlens "
+        "site check. The text of this and later failures is in log/site.jsonl",
+        "train for a in round 3 failed: it raised an error; tell the operator of the server, without what the text "
+        "says of persons. The text of this and later failures is in log/site.jsonl",
+    ]
 
 
 def test_nothing_is_told_before_a_person_approves(site: Site) -> None:
@@ -727,7 +743,7 @@ def test_nothing_is_written_after_a_stop(site: Site) -> None:
     folder.mkdir(mode=0o700)
     log = AnswersLog(folder / "log", folder / "work")
     logs = ClientLogs(folder / "client-logs", FileCipher(SITE))
-    answering = Answering(SITE, log, KeptStates(folder / "states"), logs, SiteLog(folder / "log"))
+    answering = Answering(SITE, log, KeptStates(folder / "states"), logs, SiteLog(folder / "log"), print)
     opened = OpenedProgram(site.program, {"a": 0}, {0: (10, 4)}, takes)
     ask, bodies = Server().asked()
     site.operation.instead = lambda payload, client: answering.stop()

@@ -266,7 +266,19 @@ def test_what_is_written_is_synced_before_it_may_be_sent(
 def test_the_rules_of_the_site_are_logged_when_they_have_changed(tmp_path: Path) -> None:
     for digest in ("aa", "aa", "bb", "bb", "aa"):
         log = AnswersLog(tmp_path / "log", tmp_path / "work")
-        log.rules(digest)
+        log.changed("rules", {"sha256": digest})
         log.close()
     lines = [line for line, _, _ in read_chained(tmp_path / "log" / "asked.jsonl")]
     assert [line["sha256"] for line in lines if line["kind"] == "rules"] == ["aa", "bb", "aa"]
+
+
+def test_the_exclusion_list_is_logged_when_it_has_changed(tmp_path: Path) -> None:
+    none, one, two = (
+        {"lines": n, "images_left_out": n, "sha256": text} for n, text in enumerate(("", "aa", "bb"))
+    )
+    for values in (none, one, one, two, two, none, none):
+        log = AnswersLog(tmp_path / "log", tmp_path / "work")
+        log.changed("exclude", values)
+        log.close()
+    lines = [line for line, _, _ in read_chained(tmp_path / "log" / "asked.jsonl")]
+    assert [{name: line[name] for name in one} for line in lines] == [one, two, none]

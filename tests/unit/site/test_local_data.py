@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -126,12 +127,20 @@ def test_data_only_shrink_and_the_others_stay_where_they_were(tmp_path: Path) ->
     gone = files[training[0]], files[held_out[0]]
     (tmp_path / "out.txt").write_text("".join(f"{name}\n" for name in gone))
     assert place.reread()
+    digest = hashlib.sha256((tmp_path / "out.txt").read_bytes()).hexdigest()
+    assert place.excluded == {"lines": 2, "images_left_out": 2, "sha256": digest}
     after = place.program.data_of(0)
     assert (after.indices.tolist(), after.validation.indices.tolist()) == (training[1:], held_out[1:])
     assert place.examples(row) == (11, 3)
     # The list is shortened, a file is deleted, and another one comes: nobody returns, and nobody is added.
     (tmp_path / "out.txt").write_text("")
     assert not place.reread()
+    empty = hashlib.sha256(b"").hexdigest()
+    assert place.excluded == {
+        "lines": 0,
+        "images_left_out": 2,
+        "sha256": empty,
+    }  # of the log, also if none returns
     lost = files[training[1]]
     scans = (tmp_path / "scans" / "scans.csv").read_text()
     (tmp_path / "scans" / lost).rename(tmp_path / "scans" / "new.png")

@@ -10,15 +10,16 @@ import torch
 
 from fedlens.base.errors import ConfigError, IdentityError
 from fedlens.base.format import many
+from fedlens.cli.main import app
 from fedlens.files.chained_log import read_chained
 from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import one_writer
-from fedlens.site.answers_log import NAME, AnswersLog, AskRefused
+from fedlens.site.answers_log import NAME, AnswersLog, AskRefused, note_decision
 from fedlens.site.client_logs import LOGS, ClientLogs
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.retention import purge_site
 from fedlens.site.settings import SITE_FILE, SiteSettings
-from tests.unit.cli.commands import ran, refused
+from tests.unit.cli.commands import ran, refused, runner
 from tests.unit.site.ask_kit import SITE, answer_of, ask_of
 from tests.unit.site.site_kit import write_site
 
@@ -61,7 +62,8 @@ def site(tmp_path: Path) -> Path:
 
 def test_a_run_that_is_due_leaves_no_byte_and_a_line(site: Path) -> None:
     log = (site / "log" / NAME).read_bytes()
-    assert purge_site(site, 30, NOW) == {"old-run": 4}
+    folders = {LOGS: 1, "sent": 1, "states": 1, "work": 1}
+    assert purge_site(site, 30, NOW) == {"old-run": folders}
     assert having(site, SECRET + b"old-run") == []
     assert having(site, SECRET + b"new-run") == ["sent", "states", "work"]
     assert (site / "log" / NAME).read_bytes().startswith(log)
@@ -90,11 +92,12 @@ def test_a_run_is_purged_by_name(site: Path) -> None:
     assert "no run 'other'" in refused("site", "purge", "other", "--folder", site)
     assert "a run or --due" in refused("site", "purge", "--folder", site)
     assert "give a whole name of: old-run, new-run" in refused("site", "purge", "new", "--folder", site)
-    for files in (4, 0):  # what a person asks for has a line in any case
+    removed = "client-logs (1 file), sent (1 file), states (1 file), work (1 file)"
+    for lines, files in ((1, 4), (2, 0)):  # what a person asks for has a line in any case
         said = ran("site", "purge", "new-run", "--folder", site)
-        nothing = "nothing of this run was stored here; left: its lines of the log, approvals, "
-        nothing += "lists of images (approved/)"
-        assert said == f"purged: new-run, {many(files, 'file') if files else nothing}\n"
+        nothing = "nothing, because no state and no stored answer of it is here"
+        assert said.startswith(f"removed of new-run: {removed if files else nothing}\n")
+        assert f"stays: its {many(lines, 'line')} of the log, and one on this; approvals and lists" in said
         line, _, _ = list(read_chained(site / "log" / NAME))[-1]
         assert (line["kind"], line["run"], line["files"]) == ("purged", "new-run", files)
     assert having(site, SECRET) == ["sent", "states", "work"]
@@ -102,6 +105,27 @@ def test_a_run_is_purged_by_name(site: Path) -> None:
     assert "nothing is due" in ran("site", "purge", "--due", "--folder", site)
     with one_writer(site), pytest.raises(IdentityError, match="another process uses the folder"):
         purge_site(site, 30, NOW)
+
+
+def test_a_run_that_has_not_asked_yet_is_purged_too(site: Path) -> None:
+    note_decision(site, {"kind": "approved", "run": "early-run", "time": 1})
+    said = ran("site", "purge", "early-run", "--folder", site)
+    assert said.startswith(
+        "removed of early-run: nothing, because no state and no stored answer of it is here\n"
+    )
+
+
+def test_a_purge_that_is_interrupted_has_a_line_on_what_is_gone(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(states: KeptStates, run: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(KeptStates, "purge", interrupted)
+    answer = runner.invoke(app, ["site", "purge", "new-run", "--folder", str(site)])
+    assert answer.stderr == "interrupted: the command had not ended; run it again\n"
+    line, _, _ = list(read_chained(site / "log" / NAME))[-1]
+    assert (line["kind"], line["files"]) == ("purged", 3)
 
 
 def test_retention_is_a_setting_of_the_site(site: Path) -> None:

@@ -129,8 +129,9 @@ def _sentences(output: CommandOutput) -> Iterator[None]:
         output.failed("error", *error_parts(error, output.debug))
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt as stop:
-        complain("interrupted", str(stop))
-        output.failed("interrupted", INTERRUPTED, str(stop), None, None)
+        what = str(stop) or "the command had not ended; run it again"
+        complain("interrupted", what)
+        output.failed("interrupted", INTERRUPTED, what, None, None)
         raise typer.Exit(INTERRUPTED) from None
     except (typer.Exit, OutputLost):
         raise
