@@ -154,7 +154,12 @@ def five(do: Play) -> None:
     digest = do.approve("ward-a")
     do("ward-a", "fedlens site check")
     do.begin("ward-a", "fedlens site start")
-    line = _found(r"(officer = .+)", do("officer", "fedlens site decide --new-key --key officer.pem"))
+    secret = do.root / "officer" / "passphrase.txt"
+    secret.parent.mkdir(exist_ok=True)
+    secret.touch(0o600)
+    secret.write_text(f"{ROOT}\n")
+    own = f"--key officer.pem --passphrase-file {secret.name}"
+    line = _found(r"(officer = .+)", do("officer", f"fedlens site decide --new-key {own}"))
     toml = do.root / "ward-b" / "fedlens-site" / "site.toml"
     text = toml.read_text().replace("\n[allow]", "\n[allow]\nreviewers = 2", 1)
     toml.write_text(f"{text}\n[reviewers]\n{line}\n")
@@ -162,10 +167,7 @@ def five(do: Play) -> None:
     do("ward-b", "fedlens site review --export proposal.json")
     shutil.move(do.root / "ward-b" / "proposal.json", do.root / "officer")
     do("officer", "fedlens site decide proposal.json")
-    do(
-        "officer",
-        f"fedlens site decide proposal.json --approve {digest} --key officer.pem --out decision.json",
-    )
+    do("officer", f"fedlens site decide proposal.json --approve {digest} {own} --out decision.json")
     shutil.move(do.root / "officer" / "decision.json", do.root / "ward-b")
     do("ward-b", "fedlens site review --import decision.json")
     do.begin("ward-b", "fedlens site start")

@@ -90,7 +90,7 @@ class Review:
             digest, lines = exclusion_list(self.contract.site)
         except DataError as error:
             return str(error)
-        return f"{name}, SHA-256 {digest}, {many(len(lines), 'line')}"
+        return f"{name}, SHA-256 {digest}, {many(len(lines), 'line')}; 'site check' counts the images"
 
     @cached_property
     def refused(self) -> list[str]:
@@ -189,10 +189,7 @@ class Review:
                 for line in printable(tomli_w.dumps(self.contract.site.rules())).splitlines()
                 if line
             ),
-            printable(
-                f"exclusion list now, which no approval binds: {plain['exclude']}; 'site check' counts its images",
-                line_feeds=False,
-            ),
+            printable(f"exclusion list now, which no approval binds: {plain['exclude']}", line_feeds=False),
             printable(
                 f"approved until now by: {'; '.join(plain['approvals']) or 'nobody'}", line_feeds=False
             ),

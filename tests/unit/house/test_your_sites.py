@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import runpy
 import sys
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from fedlens.identity.keys import KeyPair
+from fedlens.run.trial_round import trial_round
 from fedlens.settings.config_source import read_source
 from fedlens.settings.plan import plan_of
 from fedlens.site.contract import read_contract, site_part
 from fedlens.site.join import site_text
 from fedlens.site.local_data import LocalData
-from fedlens.site.policy import refusals
+from fedlens.site.policy import refusals, refused, work_of
 from fedlens.site.settings import SITE_FILE, SiteSettings
 from tests.unit.cli.printed import parsed
 
@@ -60,6 +63,30 @@ def test_a_site_that_allows_secure_sums_alone_refuses_the_plain_experiment_of_th
         refused[name] = refusals(read_contract(experiment, site), site)
     assert [len(each) for each in refused.values()] == [1, 0]
     assert "secure_sum" in refused["hospitals.toml"][0]
+
+
+def test_the_suggested_allow_is_valid_and_allows_the_experiments_of_the_page(tmp_path: Path) -> None:
+    officer = base64.b64encode(KeyPair.make().public).decode()
+    allowed = (DOCS / "examples" / "site-allow.toml").read_text("utf-8")
+    for allow, name in (
+        (allowed, "hospitals.toml"),
+        (allowed.replace("# secure_sum", "secure_sum"), "hospitals-secure.toml"),
+    ):
+        path = tmp_path / SITE_FILE
+        path.write_text(
+            f'{allow}\n[data]\ndataset = {{name = "digits"}}\n[reviewers]\nofficer = "{officer}"\n'
+        )
+        site = SiteSettings.read(path)
+        site.check_names()
+        planned = plan_of(read_source(str(DOCS / "examples" / name)))
+        contract = read_contract(site_part(planned.config), site)
+        assert refusals(contract, site) == []
+        algorithm = trial_round(planned, 3, at_site=True).built.algorithm
+        for op, run in algorithm.ops.items():
+            if algorithm.takes(op) is None:  # not asked of clients
+                continue
+            assert refused(work_of(op, run, 191), site) == []  # of ward-c, which has the fewest
+    assert SiteSettings.read(path).allow.secure_sum == "only"
 
 
 @pytest.mark.parametrize("name", PAGES)
