@@ -1,7 +1,9 @@
-"""The page "Figures of five papers", and the records as the study files have them now.
+"""The pages "Figures of five papers", and the records as the study files have them now.
 
     python -m tools.atlas_page            # the records and all pages that show them
     python -m tools.atlas_page --pages    # the pages alone, as `python -m benchmarks.atlas` does
+
+The list of all records is in the repository. `mkdocs build` makes the page of each paper (tools/result_pages.py).
 
 After a change of a title, a label or a claim, the files of a record and its entry in record.toml are written anew, and
 its pictures are drawn again. After a change of a setting the record stays as it is, and is marked as stale; the next
@@ -10,18 +12,17 @@ its pictures are drawn again. After a change of a setting the record stays as it
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 
-from benchmarks.atlas import USUAL, plan_of
+from benchmarks.atlas import plan_of
 from benchmarks.atlas_record import COPY, current, draw, record_folder, record_of, stale_because, write_entry
 from benchmarks.atlas_unfinished import UNFINISHED, number_kept
 from fedlens.base.format import duration, many
-from fedlens.base.shell_command import shell_command
-from fedlens.cli.reproduce import cost_words
 from fedlens.pages.render import PageNotes
 from fedlens.results.claims import claims_table
 from fedlens.results.figures.study_figures import study_figures
@@ -31,6 +32,7 @@ from fedlens.results.tables import study_tables
 from fedlens.studies.reproduce import RECORD, ListedStudy, StudyRecord, listed_studies, records
 from fedlens.studies.reproductions import FOLDER, PAPERS, reproduction
 from tools import papers_page, reproduce_table
+from tools.reproduce_table import record_link, subject
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "docs" / "atlas"
@@ -38,13 +40,17 @@ PAGE = ROOT / "docs" / "figures-of-five-papers.md"
 NOWHERE = Path("/nonexistent")  # what is on a machine does not belong on the page
 HEAD = """# Figures of five papers
 
-What our runs of the [papers](papers.md) show, beside the numbers that the papers state: {recorded} of {all}
-studies have a record. Each picture is drawn from the files of its record in `docs/atlas`, and each record names the
-command that makes it again ([Reproduce a figure](reproduce.md)). `python -m benchmarks.atlas` runs the studies without
-a record on one core of an idle machine, and writes this page.
+Our runs of the [papers](papers.md): {recorded} of {all} studies have a record. The pages of the papers show its
+pictures, our numbers beside those of the paper, a verdict on each claim, what ran instead of the paper's settings, the
+command, the cost, and the files. [Reproduce a figure](reproduce.md#all-studies) lists the studies without a record.
 
-A picture of a small scale neither proves nor refutes a paper. Below each picture stands what ran instead of the
-paper's settings.
+A small scale neither proves nor refutes a paper: most of these runs have few rounds, and other data and models than the
+title names.
+"""
+PAPER_HEAD = """# {about.authors}
+
+[*{about.title}*]({about.link}). {recorded} of {all} studies have a record; [the list](../reproduce.md#all-studies) has
+the others. A small scale neither proves nor refutes the paper: each section says what ran instead of its settings.
 """
 
 
@@ -57,28 +63,51 @@ def made(name: str, record: StudyRecord) -> tuple[Results, StudyRecord]:
     return results, record_of(results, folder, name)
 
 
-def page() -> str:
-    """The page, from record.toml and docs/atlas."""
+def index() -> str:
+    """The list of all records, from record.toml."""
     studies = listed_studies(NOWHERE, NOWHERE)
-    recorded = [study for study in studies if study.records]
-    parts, notes = [HEAD.format(recorded=len(recorded), all=len(studies))], PageNotes()
-    for paper in dict.fromkeys(study.name.partition("/")[0] for study in studies):
-        own = [study for study in studies if study.name.startswith(f"{paper}/")]
-        parts.append(
-            f"\n## {paper}\n\n{PAPERS[paper].authors}, [*{PAPERS[paper].title}*]({PAPERS[paper].link}).\n"
-        )
+    parts = [HEAD.format(recorded=sum(bool(study.records) for study in studies), all=len(studies))]
+    for paper, about in PAPERS.items():
+        parts.append(f"\n## [{about.authors}](figures/{paper}.md)\n\n")
+        parts += [
+            f"- `{study.name}`, {record_link(study, record)}: {subject(study)}. {_without_names(record.outcome)}\n"
+            for study in studies
+            if study.name.startswith(f"{paper}/")
+            for record in study.records
+        ]
+    return "".join(parts)
+
+
+def _without_names(outcome: str) -> str:
+    """The outcome of a record without the methods, the cases and the seeds in brackets.
+
+    >>> _without_names("Test accuracy from 18.4 % (FedAvg, E 5) to 42.5 % (FedProx, E 1), 3 seeds (0 to 2).")
+    'Test accuracy from 18.4 % to 42.5 %, 3 seeds.'
+    """
+    return re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", outcome)
+
+
+def paper_pages() -> Iterator[tuple[str, str]]:
+    """The address and the text of each paper's page, from record.toml and docs/atlas."""
+    studies = listed_studies(NOWHERE, NOWHERE)
+    for paper, about in PAPERS.items():
+        own, notes = [study for study in studies if study.name.startswith(f"{paper}/")], PageNotes()
+        parts = [
+            PAPER_HEAD.format(about=about, recorded=sum(bool(study.records) for study in own), all=len(own))
+        ]
         parts += [part for study in own for record in study.records for part in _shown(study, record, notes)]
         parts += [part for study in own for part in unfinished(study)]
-        parts += _without([study for study in own if not study.records])
-    listed = (f"- {markdown(note)} *{name}*\n" for name, told in notes.by_title().items() for note in told)
-    return "".join([*parts, "\n## Notes\n\n", *listed])
+        listed = (
+            f"- {markdown(note)} *{name}*\n" for name, told in notes.by_title().items() for note in told
+        )
+        yield f"figures/{paper}.md", "".join([*parts, "\n## Notes\n\n", *listed])
 
 
 def _shown(study: ListedStudy, record: StudyRecord, notes: PageNotes) -> Iterator[str]:
     """The section of a record, whose notes are kept for the end of the page."""
-    folder, link = ROOT / record.folder, record.folder.removeprefix("docs/")
+    folder, link = ROOT / record.folder, record.folder.replace("docs", "..", 1)
     results = Results.read(folder)
-    yield f"\n### `{study.name}`, {record.scale}\n\n{study.description} {record.outcome}\n"
+    yield f"\n## `{study.name}`, {record.scale}\n\n{study.description} {record.outcome}\n"
     if record.stale:
         yield f'\n!!! warning "The study has changed since"\n\n    {record.stale}\n'
     pictures = [figure for figure in study_figures(results) if figure.figure is not None]
@@ -130,16 +159,6 @@ def unfinished(study: ListedStudy) -> Iterator[str]:
             )
 
 
-def _without(studies: Sequence[ListedStudy]) -> Iterator[str]:
-    """One line for each study without a record."""
-    if studies:
-        yield "\nWithout a record:\n\n| study | command | cost |\n|---|---|---:|\n"
-    for study in studies:
-        scale = next((scale for scale in USUAL if scale in study.costs), "paper")
-        command = shell_command("reproduce", study.name, scale=scale)
-        yield f"| {study.description} | `{command}` | {cost_words(study, scale)} |\n"
-
-
 def write_records() -> None:
     """Writes the records that have changed."""
     for name, found in records().items():
@@ -156,8 +175,8 @@ def write_records() -> None:
 
 
 def write_pages() -> None:
-    """Writes all pages that show records."""
-    PAGE.write_text(page(), encoding="utf-8")
+    """Writes all pages in the repository that show records."""
+    PAGE.write_text(index(), encoding="utf-8")
     table = reproduce_table.PAGE
     table.write_text(reproduce_table.rendered(table.read_text(encoding="utf-8")), encoding="utf-8")
 

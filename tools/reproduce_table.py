@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from fedlens.base.format import duration
 from fedlens.cli.reproduce import cost_words
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.results.rows import Role, needs_data, needs_runs
@@ -24,6 +23,7 @@ from fedlens.studies.reproduce import (
     SCALES,
     ListedStudy,
     StudyCost,
+    StudyRecord,
     costs,
     listed_studies,
     study_scales,
@@ -47,23 +47,35 @@ def rendered(page: str) -> str:
 
 def rows() -> list[str]:
     """The lines of the table."""
-    lines = [
-        f"| study | what it is | data | {' | '.join(SCALES)} | run by us |",
-        f"|---|---|---|{'---:|' * len(SCALES)}---|",
-    ]
+    head = ["study", "what it is", "data", "minutes", "laptop", "paper", "our record"]
+    lines = [f"| {' | '.join(head)} |", "|---|---|---|---:|---:|---:|---|"]
     return lines + [_row(study) for study in listed_studies(NOWHERE, NOWHERE)]
 
 
 def _row(study: ListedStudy) -> str:
-    data = dict.fromkeys(name for cost in study.costs.values() for name in cost.datasets)
-    ours = "; ".join(
-        f"[{record.scale}](figures-of-five-papers.md#{study.name.replace('/', '')}-{record.scale})"
-        f" ({record.version}, {duration(3600 * record.cpu_hours)} of one core): {record.outcome}"
-        for record in study.records
+    usual = study.costs.get("minutes") or study.costs["laptop"]
+    costs = [cost_words(study, scale).removesuffix(" images") for scale in SCALES[1:]]
+    ours = "; ".join(_claims(study, record) for record in study.records)
+    return (
+        f"| `{study.name}` | {subject(study)} | {', '.join(usual.datasets)} | {' | '.join(costs)} | {ours} |"
     )
-    cells = [cost_words(study, scale) for scale in SCALES]
-    listed = ", ".join(f"`{name}`" for name in data)
-    return f"| `{study.name}` | {study.description} | {listed} | {' | '.join(cells)} | {ours or 'not yet'} |"
+
+
+def subject(study: ListedStudy) -> str:
+    """What a study shows, without the paper and the figure, which its name says."""
+    return study.description.rpartition(" (")[0]
+
+
+def record_link(study: ListedStudy, record: StudyRecord) -> str:
+    """A link to a record on the page of its paper, which `mkdocs build` makes."""
+    paper, _, name = study.name.partition("/")
+    return f"[{record.scale}](figures/{paper}.md#{paper}{name}-{record.scale})"
+
+
+def _claims(study: ListedStudy, record: StudyRecord) -> str:
+    """The link of a record, with the number of claims by their verdict."""
+    claims = record.outcome.partition("Claims: ")[2].removesuffix(".")
+    return f"{record_link(study, record)}{': ' if claims else ''}{claims}"
 
 
 def write_costs(names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The records of studies: their files, their entries in record.toml, and the page that shows them."""
+"""The records of studies: their files, their entries in record.toml, and the pages that show them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedlens.results.rows import Results, Row, StudyInfo, read_lines, write_line
 from fedlens.settings.config import read_config
 from fedlens.studies.reproduce import StudyRecord, costs, listed_studies, records
 from tools import atlas_page
-from tools.atlas_page import HOME, NOWHERE, PAGE, ROOT, made, page, unfinished
+from tools.atlas_page import HOME, NOWHERE, PAGE, ROOT, index, made, paper_pages, unfinished
 
 AGAIN = "run: python -m tools.atlas_page"
 RECORDS = [(name, record) for name, found in records().items() for record in found]
@@ -84,14 +84,25 @@ def test_kept_runs_are_finished_runs_of_a_study_and_a_scale() -> None:
         refuse_machine(path.read_text(encoding="utf-8"), path.name)
 
 
-def test_the_page_shows_every_record_and_every_study_without_one() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == page(), AGAIN
+def test_the_list_and_the_pages_of_the_papers_show_every_record() -> None:
+    text, made_pages = PAGE.read_text(encoding="utf-8"), dict(paper_pages())
+    assert text == index(), AGAIN
+    assert text.count("\n- ") == len(RECORDS)
     for name, record in RECORDS:
-        assert f"### `{name}`, {record.scale}\n" in text
-        assert f"`{record.command(name)}`" in text
+        address = f"figures/{name.partition('/')[0]}.md"
+        assert f"`{name}`, [{record.scale}]({address}#{name.replace('/', '')}-{record.scale}): " in text
+        paper = made_pages[address]
+        assert f"## `{name}`, {record.scale}\n" in paper
+        assert f"`{record.command(name)}`" in paper
         for picture in (ROOT / record.folder).glob("*.svg"):
-            assert f"({picture.relative_to(Path(PAGE).parent).as_posix()})" in text
+            assert f"](../{picture.relative_to(PAGE.parent).as_posix()})" in paper
+
+
+def test_a_record_that_trains_nothing_has_its_numbers_on_the_page_of_its_paper() -> None:
+    paper = dict(paper_pages())["figures/hsu2019.md"]
+    section = paper.partition("## `hsu2019/fig1`, laptop\n")[2].partition("\n## ")[0]
+    assert "| Mean EMD of the clients | here |\n" in section
+    assert "| alpha = 0.1 | 1.74 |\n" in section
 
 
 def test_the_page_counts_the_kept_runs_of_an_unfinished_study(

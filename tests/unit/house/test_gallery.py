@@ -1,4 +1,4 @@
-"""The gallery shows six result pages, which the build of the docs makes from the runs and studies that are kept."""
+"""The build of the docs makes the six result pages of the gallery, and the pages of papers, from what is kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from fedlens.studies.reproductions import PAPERS
 
 DOCS = Path(__file__).parents[3] / "docs"
 SHOWN = {
@@ -20,7 +22,7 @@ SHOWN = {
 pytest.importorskip("mkdocs", reason="the docs' tools: pip install 'fedlens[dev]'")
 
 
-def test_the_build_makes_each_page_that_the_gallery_shows(tmp_path: Path) -> None:
+def test_the_build_makes_each_page_of_the_gallery_and_of_a_paper(tmp_path: Path) -> None:
     from tools.result_pages import pages
 
     made = {page.relative_to(tmp_path).as_posix(): page for page in pages(DOCS, tmp_path)}
@@ -29,6 +31,11 @@ def test_the_build_makes_each_page_that_the_gallery_shows(tmp_path: Path) -> Non
     assert re.findall(r"\[Open the page\]\(([^)]+)\)", gallery) == list(SHOWN)
     for address, words in SHOWN.items():
         assert words in made[address].read_text(encoding="utf-8"), address
+    menu = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    papers = [address for address in made if address.endswith(".md")]
+    assert papers == [f"figures/{paper}.md" for paper in PAPERS] == re.findall(r"figures/\w+\.md", menu)
+    for address in papers:
+        assert made[address].read_text(encoding="utf-8").startswith("# "), address
 
 
 def test_what_the_gallery_keeps_names_no_folder_and_has_no_model() -> None:
