@@ -56,24 +56,19 @@ def rendered(page: str, measured: Sequence[Row]) -> str:
 
 
 def _bytes(measured: Sequence[Row]) -> Iterable[str]:
-    yield (
-        "| aggregate | clients | words | MB up | MB down | times the words, up | down |\n"
-        + "|---" * 7
-        + "|\n"
-    )
-    shown = [row for row in measured if row["lost"] == 0 and row["clients"] in (10, 20, 100, 200, 1000)]
-    for row in sorted(shown, key=lambda row: (list(COLOURS).index(row["aggregate"]), row["clients"])):
-        size = 4 * row["words"]
-        yield (
-            f"| `{row['aggregate']}` | {row['clients']:,} | {row['words']:,} | {row['up'] / 1e6:.3f} | "
-            f"{row['down'] / 1e6:.3f} | {row['up'] / size:.2f} | {row['down'] / size:.2f} |\n"
-        )
+    cohorts = [clients for clients in COHORTS if clients != 50]
+    yield f"| aggregate | {' | '.join(map(str, cohorts))} |\n" + "|---" * 5 + "|\n"
+    cells = {(row["aggregate"], row["clients"]): row for row in measured if row["lost"] == 0}
+    for name in COLOURS:
+        found = [cells.get((name, clients)) for clients in cohorts]
+        shown = [f"{row['up'] / 1e6:.3f}, {row['down'] / 1e6:.3f}" if row else "–" for row in found]
+        yield f"| `{name}` | {' | '.join(shown)} |\n"
 
 
 def _seconds(measured: Sequence[Row]) -> Iterable[str]:
     yield f"| clients | lost | {' | '.join(f'`{name}`' for name in COLOURS)} |\n|---|---|---|---|---|---|---|\n"
     cells = {(row["clients"], row["lost"], row["aggregate"]): row for row in measured}
-    shown = {(n, lost) for n, lost, _ in cells if n not in (50,) and (n, 0) != (20, lost)}
+    shown = {(n, lost) for n, lost, _ in cells if n != 50 and (n, lost) != (20, 0) and lost / n != 0.3}
     for clients, lost in sorted(shown):
         found = [_cell(cells.get((clients, lost, name))) for name in COLOURS]
         yield f"| {clients:,} | {lost / clients:.0%} | {' | '.join(found)} |\n".replace("%", " %")

@@ -170,7 +170,7 @@ def test_a_repeated_round_starts_a_tree_that_counts() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("images", "epsilon"), [(1, 3.9), (5, 27.5), (10, 71.5)])
 def test_what_several_images_of_a_person_cost(images: int, epsilon: float) -> None:
-    """The table of docs/choose-privacy.md: each image is in a batch by itself, and all may change the sum."""
+    """The numbers of docs/choose-privacy.md: each image is in a batch by itself, and all may change the sum."""
     share = [float(binom.pmf(k, images, 0.02)) for k in range(images + 1)]
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(MixtureOfGaussiansDpEvent(1.0, list(range(images + 1)), share), 1000)
