@@ -39,7 +39,7 @@ BOUNDS = {
     "exclusiveMaximum": "below",
     "maximum": "at most",
 }
-KINDS = {"integer": "a whole number", "boolean": "", "string": "text", "object": "a table"}
+KINDS = {"integer": "integer", "boolean": "", "string": "text", "object": "a table"}
 
 _LIST = re.compile(r"(<!-- list: algorithms -->\n)(?:- .*\n)*")
 _MENU = re.compile(r"( +- )(algorithms/index\.md\n)(?: +- .+: algorithms/.+\.md\n)*")
@@ -139,22 +139,22 @@ def page(row: Row) -> str:
     docs = row.docstring
     parts = [
         "---\nhide: [toc]\n---",  # leaves room for the equations
-        f"<!-- {COMMAND}: {row.entry.target} -->",
+        f"<!-- tools/algorithm_pages.py: {row.entry.target} -->",
         f"# {docs.title}",
         _capital(docs.summary),
         *([docs.prose] if docs.prose else []),
         _console(f"fedlens run digits {' '.join(f'--set {shlex.quote(word)}' for word in row.words)}"),
-        f"## What it fixes\n\n{docs['Fixes']}",
+        f"## Purpose\n\n{docs['Fixes']}",
         f"## Equation\n\n{_equations(row)}\n\nSource: {_linked(docs['Source'])}",
         f"Tests: {_proofs(docs['Tests'])}.",
         f"## Settings\n\n{_settings(row)}",
-        "## What it costs",
+        "## Cost",
         "\n".join(
             f"- **{title}.** {_inside(docs[heading])}"
             for title, heading in (("Weights", "Weighting"), ("Kept", "State"), ("Sent", "Sent"))
         ),
-        f"## What it goes with\n\n{docs['Composes']}",
-        f"## When not to use it\n\n{docs['Not when']}",
+        f"## Combines with\n\n{docs['Composes']}",
+        f"## Avoid when\n\n{docs['Not when']}",
         *_curve(row.name),
     ]
     return "\n\n".join(parts) + "\n"
@@ -176,7 +176,7 @@ def notation(latex: str) -> str:
     >>> notation(r"\\nabla F_k(w) + n_k")
     '$F_k$: mean training loss of client $k$; $n_k$: its examples.'
     """
-    texts = [r"$w^t$: global model at the start of round $t$"] if "w^t" in latex else []
+    texts = [r"$w^t$: global model of round $t$"] if "w^t" in latex else []
     cohort = re.search(r"\\in S\b(?!')", latex)
     if loss := re.search(r"\b([Ff])_([ki])\b", latex):
         name, client = loss.groups()
@@ -223,7 +223,7 @@ def _settings(row: Row) -> str:
     lines = []
     for name, field in row.model.model_fields.items():
         default, values = default_of(field) or "not set", allowed(shapes[name])
-        values = values.replace(f"{default}, ", "").replace(f", {default}", "")  # from a list of names
+        values = re.sub(rf"{re.escape(default)}(,| (?=or ))|, {re.escape(default)}", "", values).strip()
         values = ", ".join(filter(None, [default, values]))
         about = f"{field.description}. *Sensible:* {said[name]}"
         lines.append(f"- `{row.key}.{name}` ({values}): {about}")
@@ -237,7 +237,7 @@ def allowed(shape: Mapping[str, Any]) -> str:
     >>> allowed({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
     'at least 0, below 1'
     >>> allowed({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
-    'a whole number, at least 1'
+    'integer, at least 1'
     """
     if "discriminator" in shape:
         return ""
@@ -268,7 +268,7 @@ def _capital(text: str) -> str:
 def _curve(name: str) -> Iterator[str]:
     if (EVIDENCE / "curves" / f"{name}.svg").is_file():
         shown = _evidence()[name]
-        yield f"## Its curve\n\n![Accuracy](../evidence/curves/{name}.svg)"
+        yield f"## Curve\n\n![Accuracy](../evidence/curves/{name}.svg)"
         yield f"{shown['caption']}. `{shown['command']}`: [Evidence](../evidence.md)."
 
 

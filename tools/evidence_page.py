@@ -214,9 +214,7 @@ def _entry(curve: Curve, study: Results, methods: Sequence[str]) -> dict[str, An
     labels = [study.info.methods[method] for method in methods]
     who = " and ".join([", ".join(labels[:-1]), labels[-1]] if len(labels) > 1 else labels)
     seeds = study.info.seeds
-    spread = (
-        f"the mean of {seeds_text(seeds)}, and its 95 % t interval" if len(seeds) > 1 else f"seed {seeds[0]}"
-    )
+    spread = f"mean of {seeds_text(seeds)}, 95 % t interval" if len(seeds) > 1 else f"seed {seeds[0]}"
     metric = "Accuracy of the clients" if study.metric.startswith("clients") else "Test accuracy"
     over = "batches of the busiest client" if curve.over == "batches" else "rounds"
     runs = {entry.digest for entry in study.info.entries if entry.method in methods}
@@ -224,7 +222,7 @@ def _entry(curve: Curve, study: Results, methods: Sequence[str]) -> dict[str, An
         line.facts.get("cpu_seconds") or 0 for digest, line in study.lines.items() if digest in runs
     )
     return {
-        "caption": f"{metric} over {over}, 10,000 images of Fashion-MNIST: {who}; {spread}",
+        "caption": f"{metric} over {over}, 10,000 Fashion-MNIST images: {who}; {spread}",
         "command": study.info.command,
         "seeds": list(seeds),
         "cpu_seconds": round(seconds),

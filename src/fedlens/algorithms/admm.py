@@ -40,7 +40,7 @@ Absent = Annotated[
 Sigma = Annotated[float, Field(gt=0, allow_inf_nan=False, description="penalty: sigma_i = sigma w_i")]
 Sigmas = Annotated[
     Literal["proportional", "equal"],
-    Field(description="sigma_i = sigma w_i, or the same for all: sigma times the mean of w_i"),
+    Field(description="sigma_i = sigma w_i, or for all sigma times the mean of w_i"),
 ]
 TOLERANCE, MAX_ITERATIONS = 1e-3, 50
 TOLERANCE_FIELD = Field(gt=0, description="the exact solver stops when no entry of the gradient is larger")
@@ -69,9 +69,9 @@ def admm(
 ) -> Averaging:
     """ADMM: each client solves its own problem, and a dual variable pulls its solution to the others'.
 
-    Fixes: FedAvg with much local work comes to rest where the clients' drifts cancel, not at the optimum.
-        Here the dual variable learns each client's gradient at the common model and takes it off, so a client
-        that solves its problem stays at the common optimum.
+    Fixes: FedAvg with much local work comes to rest where the clients' drifts cancel. Here the dual variable
+        learns each client's gradient at the common model and takes it off, so a client that solves its
+        problem stays at the common optimum.
 
     Equation:
         client i:  x_i = argmin_x w_i f_i(x) + <x - y, pi_i> + sigma_i/2 ||x - y||^2  (ghaemi2022 Algorithm 2,
@@ -104,8 +104,8 @@ def admm(
 
         With the exact solver the `[local]` settings of steps are refused (`momentum`, `epochs`, `optimizer`,
         `clip_norm`, ...), and `local.lr` is not used; `local.weight_decay` is part of `f_i`. With
-        `solver = "sgd"` a `sigma` of `2 / local.lr` and more is refused, unless gradients are clipped: the
-        quadratic term alone diverges.
+        `solver = "sgd"` a `sigma` of `2 / local.lr` and more diverges, and is refused unless gradients are
+        clipped.
 
     Ranges:
         sigma: 0.01 to 10, about the curvature of the loss. Larger holds clients closer and learns slower; too
@@ -180,7 +180,7 @@ def ceadmm(
 
     State: As `admm`: one model at each client that took part, two with `absent = "last"`.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: As `admm` with the exact solver: any `[select]` and `[server]`, only `[client]` rules that weigh
         examples (FedIR), and no `[local]` settings of steps.
@@ -223,10 +223,9 @@ def iceadmm(
     gradient: Gradient = "full",
     absent: Absent = "drop",
 ) -> Averaging:
-    """ICEADMM: CEADMM whose subproblem is replaced by its linear part and a proximal term, one gradient an iteration.
+    """ICEADMM: CEADMM with one gradient and one closed-form step an iteration.
 
-    Fixes: As [CEADMM](ceadmm.md), without solving anything to the end: an iteration is one gradient and one
-        step in closed form.
+    Fixes: As [CEADMM](ceadmm.md), without solving anything to the end.
 
     Equation:
         client i:  k_0 times, y fixed, from x_i as it was left:
@@ -245,11 +244,9 @@ def iceadmm(
 
     State: Primal and dual variable at each client that took part, two models; three with `absent = "last"`.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
-    Composes: As `admm` with the exact solver: any `[select]` and `[server]`, only `[client]` rules that weigh
-        examples (FedIR), and no `[local]` settings of steps. `local.lr` is not used: the step is
-        `1 / (r + rho_i)`.
+    Composes: As [CEADMM](ceadmm.md). `local.lr` is not used: the step is `1 / (r + rho_i)`.
 
     Ranges:
         sigma: about `r`, as in the authors' solver. Well below it the duals swing, what is sent is amplified
@@ -292,11 +289,10 @@ def liadmm(
     ] = "full",
     absent: Absent = "drop",
 ) -> Averaging:
-    """LIADMM: linearized inexact ADMM, one gradient at the global model a round and a correction by the last one.
+    """LIADMM: linearized inexact ADMM: one gradient a round, corrected by the last one.
 
-    Fixes: Little: Eq. 4.5 in 4.6 gives `pi_i = -w_i grad f_i(x)`, so with all clients in every round it is
-        optimistic gradient descent, `x <- x - gamma (2 g - g_before)`. It is here because ghaemi2022 compares
-        with it.
+    Fixes: A reference, since ghaemi2022 compares with it. Eq. 4.5 in 4.6 gives `pi_i = -w_i grad f_i(x)`, so
+        with all clients in every round it is optimistic gradient descent, `x <- x - gamma (2 g - g_before)`.
 
     Equation:
         client i:  x_i = x - gamma grad f_i(x) - gamma / w_i pi_i                     (ghaemi2022 Eq. 4.5)
@@ -315,12 +311,10 @@ def liadmm(
 
     State: As `admm`: one model at each client that took part, two with `absent = "last"`.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: Any `[select]` and `[server]`. With `gradient = "training"` any `[client]` rule and `[local]`
         settings; else only rules that weigh examples (FedIR), and of `[local]` the rate, which is gamma.
-        There is no `k_0`: with `x` fixed a second iteration gives `x_i = x`, and a plain gradient step is
-        sent.
 
     Ranges:
         gamma: as a learning rate of full-batch gradient descent, or somewhat smaller.

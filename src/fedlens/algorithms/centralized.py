@@ -117,12 +117,12 @@ class Centralized(AlgorithmBase):
 
 
 def centralized(parts: Parts) -> Centralized:
-    """Centralized training: the same model, trained with the same local settings on all clients' data together.
+    """Centralized training: the same model and local settings, on all clients' data together.
 
     A round is `local.epochs` passes over the pooled data, or `local.steps` steps. Its optimizer goes on from
     round to round.
 
-    Fixes: Nothing: it is not federated. Relative accuracy is measured against it (hsu2020 section 6), and
+    Fixes: A reference, not federated: relative accuracy is measured against it (hsu2020 section 6), and
         `fedlens compare` looks for it.
 
     Equation:
@@ -150,7 +150,7 @@ def centralized(parts: Parts) -> Centralized:
     Try: local.epochs=1
 
     Not when: The question is what a federation reaches. Nor as a bound for personal models, which can be
-        better on a client's own data than any global one.
+        better on their own data.
 
     Tests: tests/identity/test_centralized.py
 

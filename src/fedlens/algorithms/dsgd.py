@@ -63,7 +63,7 @@ def dsgd(
         ),
     ] = None,
 ) -> PeerToPeer:
-    """D-SGD: peers train their own models and mix them with those of their neighbours, without a server.
+    """D-SGD: peers train their own models and mix them with their neighbours', without a server.
 
     Fixes: A server is a bottleneck and has to be trusted. Here a peer talks to its neighbours in a graph only.
 

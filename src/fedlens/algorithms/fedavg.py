@@ -7,13 +7,13 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 
 
 def fedavg(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
-    """FedAvg: clients train for some epochs, and the server averages what they send back, weighted by examples.
+    """FedAvg: clients train for some epochs, and the server averages their updates by examples.
 
     FedSGD is one full-batch step: `local.steps = 1`, `local.batch_size = "all"`. With all clients it is
     gradient descent on the pooled data.
 
-    Fixes: Data that must stay where they are, and a slow network: several local steps for each exchange of
-        the model, where distributed SGD takes one.
+    Fixes: To train where data must stay and the network is slow: several local steps for each exchange of the
+        model, where distributed SGD takes one.
 
     Equation:
         client k:  w_k <- w^t, then  w_k <- w_k - eta grad F_k(w_k; batch)    (ghaemi2022 Algorithm 1)
@@ -24,8 +24,7 @@ def fedavg(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
     Source: McMahan et al. 2017 (arXiv 1602.05629), Algorithm 1; hsu2019 section 4.2, hsu2020 section 5.1,
         ghaemi2022 Algorithm 1.
 
-    Weighting: By examples, `n_k / n` over the clients that replied; uniform with
-        `aggregate.weighting = "uniform"`.
+    Weighting: By examples.
 
     State: Nothing: clients' optimizers start fresh each round.
 
@@ -35,7 +34,7 @@ def fedavg(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
     Composes: Any `[select]`, `[client]`, `[aggregate]` and `[server]`.
 
     Ranges:
-        lr: 1, the plain average. Below 1 damps noisy rounds.
+        lr: 1. Below 1 damps noisy rounds.
         local.epochs: 1 to 20. More saves exchanges; clients drift further, the more they differ.
         local.lr: tuned for every number of epochs and clients a round; it matters most.
 

@@ -36,19 +36,18 @@ def fedavgm(
 
     Source: hsu2019 section 4.2 (arXiv 1909.06335), hsu2020 section 5.1 (arXiv 2003.08082).
 
-    Weighting: By examples, `n_k / n` over the clients that replied; uniform with
-        `aggregate.weighting = "uniform"`.
+    Weighting: By examples.
 
     State: At the server `v`, one more copy of the trainable weights. Running statistics are averaged, without
         momentum.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: Any `[select]`, `[client]` and `[aggregate]`. `server.name = "momentum"` gives the same to
         another algorithm.
 
     Ranges:
-        momentum: 0.9; hsu2019 tries 0, 0.7, 0.9, 0.97, 0.99 and 0.997. Higher for fewer clients a round.
+        momentum: 0.9. Higher for fewer clients a round.
         lr: 1, as in hsu2019. Change `local.lr` instead.
         nesterov: true, as in hsu2019: [better than the plain
             one](../which-algorithm.md#what-the-evidence-says-of-each) of hsu2020 section 5.1.

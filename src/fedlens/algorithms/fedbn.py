@@ -27,7 +27,7 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
 
     Source: Li, Jiang, Zhang, Kamp and Dou 2021 (arXiv 2102.07623), Algorithm 1.
 
-    Weighting: By examples, over the clients that replied; `aggregate.weighting` changes it.
+    Weighting: By examples.
 
     State: At each client that took part: scale, shift, running mean and variance of its batch normalization.
 
@@ -38,7 +38,7 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
         personal parts.
 
     Ranges:
-        lr: 1. Below 1 damps a noisy round.
+        lr: 1.
         data.validation: 0.1 to 0.3, with `data.validation_from` = "client": clients measure their own models,
             since none is common.
 

@@ -44,14 +44,14 @@ From = Annotated[
 
 
 def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr: Rate = 1.0) -> Averaging:
-    """FedDANE: clients minimize their own loss, its gradient at the global model replaced by everyone's.
+    """FedDANE: clients minimize their own loss with everyone's gradient at the global model.
 
     A round has two exchanges: clients send the gradient over all their data, then train with the mean of
     those.
 
     Fixes: Under FedAvg a client goes to its own optimum. Here a linear term makes its loss fall, at the
-        global model, in the direction in which everyone's falls; only its curvature is its own. With all
-        clients in both exchanges, nobody moves at an optimum of the whole.
+        global model, as everyone's falls; only its curvature is its own. With all clients in both exchanges,
+        nobody moves at an optimum of the whole.
 
     Equation:
         first:     g^t = 1/|S_t| sum_{k in S_t} grad F_k(w^t)                   (Algorithm 2)
@@ -64,9 +64,8 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
     Source: Li et al. 2019 (arXiv 2001.01920), Algorithm 2, which draws S_t and S'_t independently; its
         authors' published code draws the same clients twice: `gradients_from = "same"`.
 
-    Weighting: Uniform over the clients that replied, in both exchanges. The source draws clients in
-        proportion to their examples; `[select]` draws uniformly by default. By examples, both, with
-        `aggregate.weighting = "examples"`.
+    Weighting: Uniform, in both exchanges; the source draws clients in proportion to their examples,
+        `[select]` uniformly by default. By examples, both, with `aggregate.weighting = "examples"`.
 
     State: Nothing.
 
@@ -81,9 +80,9 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
     Ranges:
         mu: 0 to 1; larger where few clients take part, since g^t is then a poor estimate. The term is zero in
             the first step of a round.
-        gradients_from: "another" as in Algorithm 2. With "same" a round's corrections sum to zero over its
-            clients (not with `local.examples`).
-        lr: 1, the plain average.
+        gradients_from: with "same" a round's corrections sum to zero over its clients (not with
+            `local.examples`).
+        lr: 1.
         local.epochs: few: the correction is that of the global model. A round costs one more pass in each
             exchange: about 3 times FedAvg's gradients at one epoch, 1.4 times at five. `batches_max` counts
             them.

@@ -36,8 +36,8 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
     """FedDyn: terms added to each client's objective move its optimum to that of all clients.
 
     Fixes: The optima of the clients differ, so a client that solves its own problem leaves the optimum of
-        all. FedDyn learns, client by client, a linear term that cancels the client's own gradient at the
-        common optimum. It gains from longer local training, where FedAvg loses.
+        all. FedDyn learns for each client a linear term that cancels its own gradient at the common optimum.
+        It gains from longer local training, where FedAvg loses.
 
     Equation:
         client k:  w_k = argmin_w f_k(w) - <l_k, w> + alpha_k/2 ||w - w^t||^2        (Algorithm 1)
@@ -53,11 +53,10 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
 
     Source: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1; chen2022 section 6.5 runs it.
 
-    Weighting: Uniform, for the paper's objective `1/N sum_k f_k`. `weighting = "examples"` takes FedAvg's
-        objective, `sum_k (n_k / n) f_k`: the paper's method for `p_k f_k`, with `p_k = n_k / nbar`. Client
-        k's `alpha` is then in effect `alpha / p_k`; where that is large, steps are scaled by
-        `s_k = min(1, p_k)`, which leaves the minimizer where it is. Models and running statistics are still
-        averaged uniformly.
+    Weighting: Uniform, the paper's objective `1/N sum_k f_k`. `weighting = "examples"` takes FedAvg's,
+        `sum_k (n_k / n) f_k`: the paper's method for `p_k f_k`, with `p_k = n_k / nbar`, so in effect
+        `alpha_k = alpha / p_k`. Steps are then scaled by `s_k = min(1, p_k)`, which keeps the minimizer.
+        Models and running statistics are still averaged uniformly.
 
     State: One copy of the trainable weights, `l_k`, at each client that took part, and `h` at the server.
 
@@ -66,20 +65,19 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
         rules that send or keep something, and where FedDyn is itself a `[client]` rule.
 
     Composes: Any `[select]` that draws no client twice. A `[server]` table takes `mean_S Delta_k + h/alpha`
-        as its update. But `h/alpha` is a sum of all updates so far, like a momentum of 1: a server momentum
-        overshoots unless it is small, and an adaptive server loses that vector's length.
+        as its update. But `h/alpha` sums up all updates so far, like a momentum of 1: a server momentum
+        overshoots unless it is small, and an adaptive server loses that vector's length. `[aggregate]` by
+        examples weighs a cohort's models alone; that is not `weighting = "examples"`.
 
-        `[aggregate]` by examples weighs a cohort's models alone; that is not `weighting = "examples"`. Local
-        momentum, Adam and clipping work: only where a client ends counts. Weight decay is part of `f_k`.
-
-        What `[client]` rules add to the gradient is not scaled by `s_k`. `proximal` only slows the run.
-        `control-variate`, which corrects the same drift, is refused.
+        Local momentum, Adam and clipping work: only where a client ends counts. Weight decay is part of
+        `f_k`. What `[client]` rules add to the gradient is not scaled by `s_k`. `proximal` only slows the
+        run. `control-variate`, which corrects the same drift, is refused.
 
     Ranges:
-        alpha: 0.001 to 0.1 in the paper, 0.1 to 1 for few local steps. `alpha * local.lr` times the local
-            steps should be 0.1 or more: below, clients end far from their minimum, and the model swings.
-            Larger is slower and steadier. From `alpha * local.lr` = 2 (with momentum, a little more) the
-            quadratic term alone diverges: refused.
+        alpha: 0.1 to 1 for few local steps. `alpha * local.lr` times the local steps should be 0.1 or more:
+            below, clients end far from their minimum, and the model swings. Larger is slower and steadier.
+            From `alpha * local.lr` = 2 (with momentum, a little more) the quadratic term alone diverges:
+            refused.
         weighting: examples where clients differ in size and the pooled data count.
         local.epochs: 5 and more. The method assumes that a client solves its problem.
         local.lr: as FedAvg's, with some `local.lr_decay`, since noise in `w_k` goes into `l_k`.

@@ -302,12 +302,12 @@ def fedgkt(
         int, Field(ge=1, description="how many clients' extractors the server's layers are tested with")
     ] = 4,
 ) -> FedGKT:
-    """FedGKT: clients train a small network each, the server trains a large one on their features, and both teach.
+    """FedGKT: clients train small networks, the server a large one on their features, and both teach.
 
     A client's network has an extractor, up to `cut`, and a small rest. The server's layers are those of
     `[model]` after `cut`. Predictions come from a client's extractor followed by the server's layers.
 
-    Fixes: A network too large for clients to train. They train a small one, and the server the large one.
+    Fixes: For a network too large for clients to train: they train a small one, and the server the large one.
 
     Equation:
         client k:  min CE(z_k, y) + alpha T^2 KL(softmax(z_s / T) || softmax(z_k / T));  CE alone without z_s
@@ -317,8 +317,8 @@ def fedgkt(
 
     Source: He, Annavaram and Avestimehr 2020 (arXiv 2007.14513), Algorithm 1 and equations 5 to 8. The
         published code differs: it adds 1e-7 to the teacher's probabilities, weighs CE by alpha and not KL,
-        keeps logits by the number of a batch, and returns logits from training mode. Here they belong to an
-        image, and come from evaluation mode.
+        keeps logits by the number of a batch (here by image), and returns logits from training mode (here
+        evaluation).
 
     Weighting: By examples: the server draws its batches from all sent images together.
 
@@ -347,8 +347,8 @@ def fedgkt(
 
     Try: model.name=gkt-resnet56
 
-    Not when: What a client computes must not leave it: images can be reconstructed from features near the
-        input. Or one model for all is wanted: `fedlens predict` and `export` need `--client`.
+    Not when: What a client computes must not leave it. Or one model for all is wanted: `fedlens predict` and
+        `export` need `--client`.
 
     Tests: tests/identity/test_fedgkt.py
 

@@ -80,7 +80,7 @@ Normalize = Annotated[
 def fedir(
     parts: Parts, *, target: Target = "uniform", normalize: Normalize = True, lr: Rate = 1.0
 ) -> Averaging:
-    """FedIR: every client weighs its examples by class, so that it trains for a target that all clients share.
+    """FedIR: clients weigh their examples by class, towards a target that all share.
 
     Fixes: Clients with different classes minimize different losses, and their updates pull apart. Weighted by
         `p(y) / q_k(y)`, each client's loss estimates the same loss, that of the target `p`.
@@ -93,27 +93,26 @@ def fedir(
 
     Source: Hsu, Qi and Brown 2020 (arXiv 2003.08082), section 5.2 and Algorithm 1: hsu2020.
 
-    Weighting: By examples, `n_k / n` over the clients that replied (hsu2020 Algorithm 1).
+    Weighting: By examples, `n_k / n` (hsu2020 Algorithm 1).
 
     State: Nothing; with `target = "population"` the server keeps p.
 
-    Sent: What FedAvg sends. With `target = "population"` also, once, the number of examples of each class of
-        every client that holds data (C numbers), and p with the model in every round. In the source these
-        counts, `n_k q_k`, never leave the client: the run's report says so. p is of the clients that
-        answered.
+    Sent: As FedAvg. With `target = "population"` also, once, the number of examples of each class of
+        every client with data (C numbers), and p with the model in every round. In the source these counts,
+        `n_k q_k`, never leave the client: the run's report says so. p is of the clients that answered.
 
     Composes: FedIR evens out classes, [FedVC](fedvc.md) sizes: they combine. Any `[select]`, `[aggregate]`
         and `[server]`. `client.name = "reweighted"` adds it to other algorithms, whose full gradients are
-        then of this loss. `q_k` is of all the client's examples, also where `local.examples` draws some of
-        them (hsu2020 Eq. 2). The logged `local_loss` is unweighted.
+        then of this loss. `q_k` is of all the client's examples, also with `local.examples` (hsu2020 Eq. 2).
+        The logged `local_loss` is unweighted.
 
     Ranges:
-        target: "uniform" needs nothing of the clients. "population" where all clients together are skewed as
-            the test data are. A list where the server knows the target, such as the classes of its validation
-            data. A class of probability 0 is not learned.
+        target: "uniform" needs nothing of the clients; "population" where all clients together are skewed as
+            the test data are; a list where the server knows the target. A class of probability 0 is not
+            learned.
         normalize: true holds the size of the steps; false is unbiased, but one example of a rare class makes
             a step as large as its weight: lower `local.lr`, or set `local.clip_norm`.
-        lr: 1, the plain average.
+        lr: 1.
         local.batch_size: large: the bias of Eq. 4 falls as 1 / batch size.
 
     Try: local.batch_size=64

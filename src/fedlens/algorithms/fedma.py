@@ -214,8 +214,8 @@ def fedma(
 
     A round is a pass over the layers. Clients train and send their first layer. The server matches their
     units, one client's to another's or to a new one, and averages the matched ones, so a layer may grow.
-    Clients put the global layer in place of theirs, freeze it, permute and pad the next layer to fit, train
-    the others and send the next one. The last layer has a unit a class, and is averaged class by class.
+    Clients freeze the global layer in place of theirs, permute and pad the next one to fit, train the others
+    and send the next. The last layer has a unit a class, and is averaged class by class.
 
     Fixes: A hidden unit has no fixed place: networks that compute the same with permuted units have a mean
         that computes nothing. Clients that start apart, or train long, cannot be averaged weight by weight.
@@ -236,13 +236,13 @@ def fedma(
     Weighting: Uniform over the clients in hidden layers; in the last one by their examples of each class. A
         class that nobody has keeps its global row.
 
-    State: During a round each client has its network. The server keeps which global units the clients of the
-        last round had: from them a client starts its next round, with the widths of [model]. Other clients
-        start from the units that most clients share. One that misses an ask is out until the next round.
+    State: The server keeps which global units the clients of the last round had: with these they start their
+        next round, in the widths of [model]; others start with the units that most clients share. One that
+        misses an ask is out until the next round.
 
-    Sent: Each layer up once and down once a round, and, from the second round on, a client's part of the
-        global network down. The server learns each client's layers, as FedAvg's server does, and its number
-        of examples of each class. Clients learn the global layers but the last, and nothing of one another.
+    Sent: Each layer up and down once a round, and from the second round on a client's part of the global
+        network down. The server learns each client's layers, as FedAvg's does, and its number of examples of
+        each class. Clients learn the global layers but the last, nothing of one another.
 
     Composes: Any `[select]` that does not choose a client twice. `[client]`, `[aggregate]` and `[server]` are
         refused, and of `[local]` `examples`, `lr_scale` and stragglers. The model is one sequence of
@@ -252,7 +252,7 @@ def fedma(
     Ranges:
         local.epochs: of each training: a round has as many as the network has layers with weights.
         sigma: 1, as in the authors' code.
-        sigma0: 1, as there. Units of one client are halved, in every round; a large one averages without
+        sigma0: 1, as there. One client's units are halved in every round; a large value averages without
             shrinking.
         gamma: 7, as there. Up to J / (J - 1) copies of a network match without growth, for J clients.
         passes: 5, as there.

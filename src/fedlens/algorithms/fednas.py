@@ -49,7 +49,7 @@ def fednas(
         Field(ge=0, description="lambda: weight of the validation loss in the step of the architecture"),
     ] = 1.0,
 ) -> FedNAS:
-    """FedNAS: clients search an architecture together, by training the weights and the alphas of a search network.
+    """FedNAS: clients search an architecture together, training weights and alphas of a search network.
 
     A client halves its training data once. In each step it moves the alphas with a batch of each half, then
     the weights with the training batch. The server averages both. DARTS's second-order step is left out.
@@ -65,17 +65,16 @@ def fednas(
     Source: He, Annavaram and Avestimehr 2020 (arXiv 2004.08546), Algorithm 1; the step is that of MiLeNAS (He et al.
         2020, arXiv 2003.12238); the space that of DARTS (Liu et al. 2019, arXiv 1806.09055).
 
-    Weighting: By examples, those of both halves, over the clients that replied.
+    Weighting: By examples, those of both halves.
 
     State: Nothing: both optimizers begin anew in every round, and the training seed and the client fix which
-        examples validate. A client with one example has none, and its alphas follow the training loss.
+        examples validate.
 
     Sent: What FedAvg sends, of the search network. The averaged alphas are part of the model, and public like
         it.
 
     Composes: Any `[select]`. `[client]`, `[aggregate]` and `[server]` are refused, and of `[local]`
-        `examples` and `lr_scale`. The model is `darts-search`. Epochs are those of the training half. Running
-        statistics move in all three passes of a step, as in the authors' code.
+        `examples` and `lr_scale`. The model is `darts-search`. Epochs are those of the training half.
 
     Ranges:
         alpha_lr: 3e-4, with betas 0.5 and 0.999 as in DARTS.

@@ -9,11 +9,10 @@ from fedlens.base.errors import ConfigError
 
 
 def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averaging:
-    """FedNova: each client's update is divided by the number of steps behind it before the average is taken.
+    """FedNova: each client's update is divided by its number of steps before averaging.
 
     A client's local steps come to `lr_k sum_t a_t g_t` over its gradients `g_t`; `||a||_1` is how many plain
-    gradients that weighs. Weight decay belongs to the objective, so to `g_t`; the proximal term to the
-    solver, so to `a`.
+    gradients that weighs. Weight decay belongs to `g_t`, a proximal term to `a`.
 
     Fixes: A client with more examples does more local steps, and FedAvg counts it twice: by weight and by
         steps. The model converges to the optimum of another objective, with weights `p_k tau_k` for `p_k`.
@@ -29,11 +28,10 @@ def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averag
 
     Source: Wang et al. 2020 (arXiv 2007.07481), sections 4 and 5. With a proximal term the authors' `tau_eff`
         is `sum_k p_k tau_k`, the plain number of steps; ours stays `||a_k||_1`, so that clients with equal
-        steps give FedProx (there a number for `tau_eff` gives theirs). Their code adds the proximal term
-        behind the momentum, ours before it, as `torch.optim` does.
+        steps give FedProx. Their code adds the proximal term behind the momentum, ours before it, as
+        `torch.optim` does.
 
-    Weighting: By examples, `n_k / n` over the clients that replied; uniform with
-        `aggregate.weighting = "uniform"`.
+    Weighting: By examples.
 
     State: Nothing.
 
@@ -42,13 +40,13 @@ def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averag
     Composes: Any `[select]` and `[server]`: `server.name = "momentum"` is the source's FedNova with server
         momentum. `[client]` rules that modify steps, such as `proximal`, whose mu enters `||a||_1`.
         `[aggregate]` has to be `normalized`. A local Adam and rules with their own solver are refused: their
-        updates are no weighted sum of gradients. `local.clip_norm` works.
+        updates are no weighted sum of gradients.
 
     Ranges:
-        tau_eff: "mean". A number, such as the mean steps of all clients, makes the server's progress the same
-            each round, whoever takes part.
+        tau_eff: "mean". A number, such as all clients' mean steps, makes the server's progress the same each
+            round.
         lr: 1.
-        local.stragglers: any share: it is made for clients that do less work.
+        local.stragglers: any share.
         local.momentum: any; it enters `||a||_1`.
 
     Try: local.epochs=5 local.stragglers=0.5

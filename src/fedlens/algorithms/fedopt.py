@@ -15,10 +15,10 @@ def fedadagrad(
     tau: Tau = 1e-3,
     v0: V0 = None,
 ) -> Averaging:
-    """FedAdagrad: the server steps by Adagrad, each weight at a rate that falls with what it has moved so far.
+    """FedAdagrad: Adagrad at the server: each weight's rate falls with its past movement.
 
-    Fixes: One server rate for all weights. Rare features, and layers that few clients move, get small
-        averaged updates; a rate for each weight makes up for that.
+    Fixes: FedAvg has one server rate for all weights: rare features, and layers that few clients move, get
+        small averaged updates. A rate for each weight makes up for that.
 
     Equation:
         clients:   as in FedAvg;  Delta = sum_k (n_k / n) (w^t - w_k)
@@ -26,16 +26,14 @@ def fedadagrad(
                    v <- v + Delta^2,  v_0 >= tau^2
                    w <- w - lr m / (sqrt(v) + tau)
 
-    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign. The client
-        learning-rate decay of its experiments is `local.lr_decay`.
+    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign.
 
-    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; the
-        `1 / |S|` of its Algorithm 2 is `aggregate.weighting = "uniform"`.
+    Weighting: By examples, as in the source's experiments; its Algorithm 2 is
+        `aggregate.weighting = "uniform"`.
 
-    State: At the server `m` and `v`, two copies of the trainable weights. Running statistics and counters are
-        averaged as in FedAvg.
+    State: At the server `m` and `v`, two copies of the trainable weights; running statistics are averaged.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: Any `[select]`, `[client]` and `[aggregate]`. `server.name = "adagrad"` gives the step to
         another algorithm.
@@ -43,11 +41,11 @@ def fedadagrad(
     Ranges:
         lr: 0.01 to 1, tuned together with `local.lr`; the first steps move a weight by up to `lr`.
         beta1: 0, as in the source's experiments. Above 0 it is Adagrad with momentum.
-        tau: 1e-5 to 0.1. The larger, the less adaptive.
+        tau: 1e-5 to 0.1.
         v0: not set. Larger slows the first rounds.
         local.lr: tuned anew: the server divides the size of the updates out, so a smaller one is no slower at
             first.
-        local.lr_decay: 1, or below where the last rounds should settle; the server's rate falls by itself.
+        local.lr_decay: 1, or below (the source's client decay) where the last rounds should settle.
 
     Not when: There are many rounds: `v` only grows, so the steps only shrink. FedAdam and FedYogi forget. Nor
         without time to tune two learning rates.
@@ -75,10 +73,11 @@ def fedadam(
     v0: V0 = None,
     bias_correction: BiasCorrection = False,
 ) -> Averaging:
-    """FedAdam: the server steps by Adam, with momentum and a rate of its own for each weight.
+    """FedAdam: Adam at the server: momentum, and a rate for each weight.
 
-    Fixes: One server rate for all weights, and averaged updates that point elsewhere every round. Momentum
-        sums up rounds; dividing by their size lets weights that move little move as fast as the others.
+    Fixes: FedAvg has one server rate for all weights, and its averaged updates point elsewhere every round.
+        Momentum sums up rounds; dividing by their size lets weights that move little move as fast as the
+        others.
 
     Equation:
         clients:   as in FedAvg;  Delta = sum_k (n_k / n) (w^t - w_k)
@@ -88,15 +87,14 @@ def fedadam(
         if asked:  m / (1 - beta_1^t) and v / (1 - beta_2^t) in the last line      (bias_correction)
 
     Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign; fedcv section 4
-        calls it FedOpt. The client learning-rate decay of its experiments is `local.lr_decay`.
+        calls it FedOpt.
 
-    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; the
-        `1 / |S|` of its Algorithm 2 is `aggregate.weighting = "uniform"`.
+    Weighting: By examples, as in the source's experiments; its Algorithm 2 is
+        `aggregate.weighting = "uniform"`.
 
-    State: At the server `m` and `v`, two copies of the trainable weights. Running statistics and counters are
-        averaged as in FedAvg.
+    State: At the server `m` and `v`, two copies of the trainable weights; running statistics are averaged.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: Any `[select]`, `[client]` and `[aggregate]`. `server.name = "adam"` gives the step to another
         algorithm.
@@ -105,12 +103,12 @@ def fedadam(
         lr: 0.001 to 0.1, tuned together with `local.lr`; a round moves a weight by about `lr`.
         beta1: 0.9, or 0 for no momentum.
         beta2: 0.99. Larger forgets more slowly, and `v_0` as well.
-        tau: 1e-5 to 0.1. The larger, the less adaptive.
+        tau: 1e-5 to 0.1.
         v0: not set.
-        bias_correction: false, as in the source. With true the first rounds move faster, and `v_0` weighs
-            `1 / (1 - beta2)` times as much in them.
+        bias_correction: false. With true the first rounds move faster, and `v_0` weighs `1 / (1 - beta2)`
+            times as much in them.
         local.lr: tuned anew: the server divides the size of the updates out.
-        local.lr_decay: 1, or below where the last rounds should settle.
+        local.lr_decay: 1, or below (the source's client decay) where the last rounds should settle.
 
     Try: algorithm.lr=0.03
 
@@ -154,16 +152,14 @@ def fedyogi(
                    w <- w - lr m / (sqrt(v) + tau)
         if asked:  m / (1 - beta_1^t) and v / (1 - beta_2^t) in the last line      (bias_correction)
 
-    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign. The client
-        learning-rate decay of its experiments is `local.lr_decay`.
+    Source: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, where Delta has the other sign.
 
-    Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; the
-        `1 / |S|` of its Algorithm 2 is `aggregate.weighting = "uniform"`.
+    Weighting: By examples, as in the source's experiments; its Algorithm 2 is
+        `aggregate.weighting = "uniform"`.
 
-    State: At the server `m` and `v`, two copies of the trainable weights. Running statistics and counters are
-        averaged as in FedAvg.
+    State: At the server `m` and `v`, two copies of the trainable weights; running statistics are averaged.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: Any `[select]`, `[client]` and `[aggregate]`. `server.name = "yogi"` gives the step to another
         algorithm.
@@ -172,12 +168,11 @@ def fedyogi(
         lr: 0.001 to 0.1, tuned together with `local.lr`.
         beta1: 0.9, or 0 for no momentum.
         beta2: 0.99. Smaller lets `v` follow the updates faster.
-        tau: 1e-5 to 0.1. The larger, the less adaptive.
+        tau: 1e-5 to 0.1.
         v0: not set. It is forgotten only as fast as updates come in, so a large one slows many rounds.
-        bias_correction: false, as in the source; its factors are Adam's and only make the first rounds' `v`
-            larger.
+        bias_correction: false; its factors are Adam's and only make the first rounds' `v` larger.
         local.lr: tuned anew: the server divides the size of the updates out.
-        local.lr_decay: 1, or below where the last rounds should settle.
+        local.lr_decay: 1, or below (the source's client decay) where the last rounds should settle.
 
     Try: algorithm.lr=0.03
 

@@ -25,7 +25,7 @@ Scheme = Annotated[
 def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fedavg") -> Averaging:
     """FedProx: adds a proximal term to each client's loss, which holds it near the global model.
 
-    The paper also lets slow clients do less work (its gamma-inexact clients): `local.stragglers`.
+    Slow clients may do less work (the paper's gamma-inexact clients): `local.stragglers`.
 
     Fixes: With many local steps, each client moves toward the optimum of its own data, and the average need
         not be a good model. The term pulls clients back to the model that the round began with.
@@ -38,25 +38,22 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fe
 
     Source: Li et al. 2020 (arXiv 1812.06127), Algorithm 2 and section 5.2; ghaemi2022 Algorithm 2.
 
-    Weighting: By examples, `n_k / n` over the clients that replied. The source's own,
-        `scheme = "algorithm-2"`, is uniform over clients drawn in proportion to their examples. With clients
-        of unequal size that is not FedAvg at `mu = 0`, though both are `sum_k p_k w_k` in expectation over
-        the draw.
+    Weighting: By examples, `n_k / n`. The source's own, `scheme = "algorithm-2"`, is uniform over clients
+        drawn in proportion to their examples; with unequal sizes it is not FedAvg at `mu = 0`, though equal
+        in expectation over the draw.
 
     State: Nothing.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: Any `[select]`, `[client]`, `[aggregate]` and `[server]`. With `scheme = "algorithm-2"`
         `[select]` is `by-size` with `method = "replacement"`, where `select.clients_per_round` is K; other
         selections, and weights by examples, are refused.
 
     Ranges:
-        mu: 0.001 to 1 (Li et al. 2020). Larger holds clients closer and learns slower. 0 is FedAvg, bit for
-            bit.
-        lr: 1, the plain average.
-        scheme: "fedavg" to compare with FedAvg, term by term; "algorithm-2" as ghaemi2022 and Li et al. print
-            it.
+        mu: 0.001 to 1 (Li et al. 2020). Larger holds clients closer and learns slower.
+        lr: 1.
+        scheme: "fedavg" to compare with FedAvg; "algorithm-2" as ghaemi2022 and Li et al. print it.
         local.epochs: 2 and more. In the first step of a round the term is zero.
         local.stragglers: 0, or the share of clients that cannot do all the work; Li et al. 2020 have 0, 0.5
             and 0.9. `local.straggler_work`: 1 to E - 1 epochs as in the authors' code (the default), or 1 to

@@ -27,7 +27,7 @@ USUAL = 256
 
 
 def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averaging:
-    """FedVC: large clients are split into virtual ones and small ones repeated, so that all do the same work.
+    """FedVC: large clients are split into virtual ones and small ones repeated, for equal work.
 
     Every round a client draws N_VC of its examples, with replacement only where it has fewer, and takes
     `N_VC / B` steps. It is selected with a probability proportional to its examples.
@@ -48,7 +48,7 @@ def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averagi
 
     State: Nothing.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: FedVC evens out sizes, [FedIR](fedir.md) classes: they combine. Any `[client]`, `[aggregate]`
         and `[server]`. `[select]` is `by-size` by default; `uniform` and `all` are refused, since they waste
@@ -59,12 +59,11 @@ def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averagi
     Ranges:
         examples: 256 in hsu2020, with batches of 64; a multiple of `local.batch_size`. About the size of a
             usual client; a smaller one repeats examples.
-        lr: 1, the plain average.
-        local.epochs: 1, which gives `N_VC / B` steps; E passes over the same draw are E times as many.
-            `local.steps` is refused.
+        lr: 1.
+        local.epochs: 1, which gives `N_VC / B` steps; E epochs give E times as many. `local.steps` is
+            refused.
         select.method: "systematic" holds a client's appearances in a round to `m n_k / n`, rounded down or
-            up; "replacement" draws independently. A client drawn twice trains on two draws, and `batches_max`
-            counts both.
+            up; "replacement" draws independently.
 
     Try: algorithm.examples=60
 

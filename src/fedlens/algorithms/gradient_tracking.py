@@ -82,8 +82,7 @@ def gradient_tracking(parts: Parts, *, topology: Graph = RING) -> PeerToPeer:
 
     Composes: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused. Of `[local]` it uses the
         learning rate with its schedule, `steps` or `epochs`, `batch_size` and `last_batch`. All clients are
-        peers, in every round. A round has `local.steps` mixings, or as many as the largest peer has batches
-        in `local.epochs`; smaller peers begin another epoch.
+        peers, with the mixings of [Push-sum](push-sum.md).
 
     Ranges:
         topology: as for D-SGD: "ring", or { name = "exponential", one_peer = true } for a power of two of

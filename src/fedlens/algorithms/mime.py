@@ -110,8 +110,7 @@ def mime(
     Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers. Adam has
         no bias correction there. `adagrad` is the same construction for one more optimizer.
 
-    Weighting: Uniform over the clients that replied, for the models and for `c`. By examples, both, with
-        `aggregate.weighting = "examples"`.
+    Weighting: Uniform for the models and `c`; by examples, both, with `aggregate.weighting = "examples"`.
 
     State: At the server the statistics, in copies of the trainable weights: none with sgd, one with momentum
         and adagrad, two with adam.
@@ -121,19 +120,19 @@ def mime(
 
     Composes: Any `[select]`, `[aggregate]` and `[server]`, whose momentum comes on top. `[client]` rules come
         after U: a proximal term, `local.weight_decay` and `local.clip_norm` act on the step and not on the
-        statistics; what `contrastive` adds to the loss is in `U`, and not taken off at the server's model.
-        Refused: `local.momentum` and a local Adam, since the statistics are the server's; `control-variate`
-        and `dynamic`, which correct the same drift. With FedIR gradients are of its weighted loss. With
-        `local.examples` (FedVC) each exchange draws its own examples.
+        statistics; what `contrastive` adds to the loss is in `U`, uncorrected. Refused: `local.momentum` and
+        a local Adam, since the statistics are the server's; `control-variate` and `dynamic`, which correct
+        the same drift. With FedIR gradients are of its weighted loss. With `local.examples` (FedVC) each
+        exchange draws its own examples.
 
     Ranges:
         optimizer: momentum. sgd is variance-reduced FedAvg (SVRG with all clients). adam where gradients of
             parts of the model differ much in size.
         beta: 0.9; 0 leaves the memory out. Refused with sgd and adagrad.
-        beta2: 0.99. Only for adam.
+        beta2: 0.99.
         eps: 0.001. Larger is nearer to plain momentum, and safer in the first rounds.
         v0: `eps^2`. With 0 the first round's step is `1 / eps` times the gradient.
-        lr: 1, the plain average.
+        lr: 1.
         local.lr: momentum, sgd: as FedAvg's, since U is as long as a gradient. adam, adagrad: 0.001 to 0.01.
         local.epochs: 1 to 10. A step takes two gradients, and a round one more pass: 3 times FedAvg's
             gradients at one epoch, 2.1 times at ten. `batches_max` counts them.
@@ -196,9 +195,8 @@ def mimelite(
 
     It is Mime without the control variate.
 
-    Fixes: A momentum or Adam at each client follows that client's data; one at the server sees the clients'
-        drift and not their gradients. Here the server makes the statistics `s` of full gradients at the
-        global model, and clients use them unchanged: every step contains the past of all clients.
+    Fixes: As in [Mime](mime.md), the server makes the statistics `s` of full gradients at the global model,
+        and clients use them unchanged: every step contains the past of all clients.
 
     Equation:
         client i:  y <- x, then K times  y <- y - eta U(grad f_i(y; batch); s)       (Algorithm 1; MimeLite)
@@ -211,11 +209,11 @@ def mimelite(
                    v <- (1 - beta2) g^2 + beta2 v                                    (v = v0 at first)
         adagrad:   U = g / (sqrt(v) + eps);     V: v <- v + g^2                      (v = v0 at first)
 
-    Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers. Adam has
-        no bias correction there. `adagrad` is the same construction for one more optimizer.
+    Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers; Adam and
+        `adagrad` as in Mime.
 
-    Weighting: Uniform over the clients that replied, for the models and for the gradients. By examples, both,
-        with `aggregate.weighting = "examples"`.
+    Weighting: Uniform for the models and the gradients; by examples, both, with
+        `aggregate.weighting = "examples"`.
 
     State: At the server the statistics, in copies of the trainable weights: none with sgd, one with momentum
         and adagrad, two with adam.
@@ -223,19 +221,17 @@ def mimelite(
     Sent: The model and the statistics down; the update and the gradient up. With momentum twice FedAvg's,
         both ways. With sgd, what FedAvg sends.
 
-    Composes: Any `[select]`, `[aggregate]` and `[server]`, whose momentum comes on top. `[client]` rules come
-        after U: a proximal term, `local.weight_decay` and `local.clip_norm` act on the step and not on the
-        statistics. Refused: `local.momentum` and a local Adam, since the statistics are the server's;
-        `control-variate` and `dynamic`, which measure the drift on steps that U has modified.
+    Composes: As for [Mime](mime.md). `control-variate` and `dynamic` are refused, since they would measure
+        the drift on steps that U has modified.
 
     Ranges:
         optimizer: momentum. adam where gradients of parts of the model differ much in size. sgd is FedAvg
             with uniform weights, bit for bit.
         beta: 0.9; 0 leaves the memory out. Refused with sgd and adagrad.
-        beta2: 0.99. Only for adam.
+        beta2: 0.99.
         eps: 0.001. Larger is nearer to plain momentum, and safer in the first rounds.
         v0: `eps^2`. With 0 the first round's step is `1 / eps` times the gradient.
-        lr: 1, the plain average.
+        lr: 1.
         local.lr: momentum: as FedAvg's, since U is as long as a gradient. adam, adagrad: 0.001 to 0.01.
         local.epochs: 1 to 10. A round takes one more pass over the data: twice FedAvg's gradients at one
             epoch, 1.1 times at ten. `batches_max` counts them.

@@ -33,14 +33,12 @@ THERE = "global"
 
 
 def moon(parts: Parts, *, mu: Mu = 5.0, temperature: Temperature = 0.5, lr: Rate = 1.0) -> Averaging:
-    """MOON: what a client's model sees in an image is pulled to what the global one sees, away from its own last one.
+    """MOON: pulls a client's image features to the global model's, away from those of its own last model.
 
     `z` is what enters the model's last linear layer. The paper puts a projection head of two layers before
     it: `model = { name = "projection", base = { name = "hsu-cnn" } }`; any other model works without. In a
-    client's first visit there is no last model, and the term is left out.
-
-    `z_glob` and `z_prev` come from models in evaluation mode, as in the authors' code. The trained model is
-    in training mode, so with batch normalization `z` and `z_glob` differ a little at equal weights.
+    client's first visit there is no last model, and the term is left out. `z_glob` and `z_prev` come from
+    models in evaluation mode, as in the authors' code, `z` from training mode.
 
     Fixes: On skewed data a client's features drift from those of the global model, which has seen more
         classes and tells images apart better.
@@ -55,20 +53,18 @@ def moon(parts: Parts, *, mu: Mu = 5.0, temperature: Temperature = 0.5, lr: Rate
 
     Source: Li, He and Song 2021 (arXiv 2103.16257), Eq. 3 and 4 and Algorithm 1; chen2022 section 6.5.
 
-    Weighting: By examples, `n_k / n` over the clients that replied.
+    Weighting: By examples.
 
     State: At each client that took part its model after its last training, with running statistics, without
         frozen weights. A client whose reply was refused keeps the older one.
 
-    Sent: What FedAvg sends.
+    Sent: As FedAvg.
 
     Composes: Any `[select]`, `[aggregate]`, `[server]` and `[client]` but rules with their own solver. Models
-        whose features before the last linear layer depend on no trained weight are refused: the term has no
-        gradient there.
+        whose features before the last linear layer depend on no trained weight are refused.
 
     Ranges:
-        mu: 0.1 to 10; the paper takes 5 on CIFAR-10, and 1 on CIFAR-100 and Tiny-ImageNet. 0 is FedAvg, bit
-            for bit.
+        mu: 0.1 to 10; the paper takes 5 on CIFAR-10, and 1 on CIFAR-100 and Tiny-ImageNet.
         temperature: 0.1 to 1; 0.5 in the paper. Smaller sharpens the term.
         lr: 1.
         local.epochs: 5 to 10 (10 in the paper). With few local steps the features hardly drift.

@@ -71,8 +71,8 @@ CONSENSUS = OwnCurve(
 Graph = Annotated[
     TopologySettings,
     Field(
-        description="the graph of the peers: `ring`, `complete`, `exponential` (with `one_peer`), `erdos-renyi` "
-        "(with `probability` and `redraw`), or `edges` (with `file`, a CSV of two client numbers a line)"
+        description="the graph of the peers: `ring`, `complete`, `exponential` (`one_peer`), `erdos-renyi` "
+        "(`probability`, `redraw`), or `edges` (`file`: a CSV of two client numbers a line)"
     ),
 ]
 

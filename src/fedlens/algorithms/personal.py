@@ -16,10 +16,9 @@ from fedlens.base.errors import ConfigError
 
 
 def local_only(parts: Parts) -> Averaging:
-    """Local-only: every client trains a model of its own, and nothing is sent.
+    """Local-only: every client trains its own model, and nothing is sent.
 
-    Fixes: Nothing of FedAvg's: it is the reference. What a client gains by taking part is what another
-        algorithm reaches beyond this.
+    Fixes: A reference: what a client gains by taking part is what another algorithm reaches beyond this.
 
     Equation:
         client k:  w_k <- local training from w_k on its own data, whenever it is chosen
@@ -76,7 +75,7 @@ def finetune(
     ] = None,
     lr: Rate = 1.0,
 ) -> Averaging:
-    """FedAvg + fine-tuning: the global model, tuned at each client on its own data before it is used there.
+    """FedAvg + fine-tuning: the global model, tuned at each client on its own data.
 
     Fixes: One model for all is nobody's best. Tuning is the simplest personal model, and often hard to beat.
 
@@ -87,7 +86,7 @@ def finetune(
     Source: The usual baseline of personalized federated learning; analysed by Cheng, Chadha and Duchi 2021
         (arXiv 2108.07313), as FTFA.
 
-    Weighting: By examples, over the clients that replied; `aggregate.weighting` changes it.
+    Weighting: By examples.
 
     State: Nothing: tuning begins at the global model each time it is measured.
 
@@ -99,7 +98,7 @@ def finetune(
     Ranges:
         epochs: 1 to 5. More overfits small clients.
         local_lr: that of `[local]` or a tenth of it.
-        lr: 1. Below 1 damps a noisy round.
+        lr: 1.
         data.validation: 0.1 to 0.3, with `data.validation_from` = "client", on which each client is measured.
         evaluation.clients: a number, where measuring all clients takes too long.
 

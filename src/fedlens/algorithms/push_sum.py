@@ -40,7 +40,7 @@ class PushMass(PeerRule):
 
 
 def push_sum(parts: Parts, *, topology: Graph = RING) -> PeerToPeer:
-    """Push-sum: peers mix their models with those of their neighbours, where edges may go one way only.
+    """Push-sum: peers mix their models with their neighbours', along edges that may go one way only.
 
     Fixes: D-SGD needs peers that send to each other, and weights on which both ends agree. Here a peer needs
         to know only to how many it sends. A mass, mixed like the models, shows each peer how much too often

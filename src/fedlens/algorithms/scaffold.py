@@ -49,9 +49,8 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
 
     Source: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1, Eq. (3) to (5); chen2022 compares with it.
 
-    Weighting: Uniform over the clients that replied, which is the paper's objective `1/N sum_i F_i`.
-        `aggregate.weighting = "examples"` weighs the models alone: `c` stays the plain mean of all `c_i`, and
-        so does the optimum at which clients stay put.
+    Weighting: Uniform, the paper's objective `1/N sum_i F_i`. `aggregate.weighting = "examples"` weighs the
+        models alone; `c` stays the plain mean of all `c_i`.
 
     State: One copy of the trainable weights, `c_i`, at each client that took part, and `c` at the server.
 
@@ -59,19 +58,17 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
 
     Composes: Any `[select]` that draws no client twice, any `[aggregate]` and `[server]`.
 
-        Local momentum works, plain and Nesterov's: option II then divides by `A`, the sum of the gradients'
-        weights in the client's path, in place of `K`. With `local.lr_scale` each leaf is divided by its own
-        rate. Weight decay is part of the objective, and so of `c_i`. The term of a `proximal` rule is not.
-        Any other rule's term counts as gradient in option II alone.
+        Local momentum works: option II then divides by `A`, the sum of the gradients' weights in the client's
+        path, in place of `K`. Weight decay is part of `c_i`; a `proximal` rule's term is not. Any other
+        rule's term counts as gradient in option II alone.
 
         Refused: `dynamic`, which corrects the same drift; and with option II Adam and `local.clip_norm`,
         whose paths are no weighted sum of gradients.
 
     Ranges:
-        option: II, in general: it costs nothing, and its variate is the mean gradient along the client's way.
-            I takes one more pass over the client's data; its variate is the exact gradient where the round
-            began, which overcorrects later steps: on skewed clients I diverges at rates at which II is
-            steady. Take I for few steps, small rates, or `lr` below 1.
+        option: II, in general: it costs nothing. I takes one more pass over the client's data, is exact where
+            the round began and overcorrects later steps: on skewed clients it diverges at rates at which II
+            is steady. Take I for few steps, small rates, or `lr` below 1.
         lr: 1. The theory takes up to the square root of |S|, with smaller local rates.
         local.epochs: 1 to 10. The more local work, the more there is to correct.
         local.lr: as FedAvg's, or somewhat smaller: a large step makes an old `c_i` worse.

@@ -102,7 +102,7 @@ def split_relay(
     server_rate: ServerRate = 1.0,
     activations: Activations = "float32",
 ) -> SplitRelay:
-    """Split learning in turn: one client after the other trains the first layers, the server trains the others.
+    """Split learning in turn: one client after the other trains the first layers, the server the others.
 
     A step is that of SplitFed. After its local steps a client hands the first layers on to the next; the last
     client of a round sends them to the server, which tests the whole model and hands them to the first client
@@ -133,16 +133,14 @@ def split_relay(
         and `activations` are those of [SplitFed](splitfed.md).
 
     Composes: Any `[select]` that chooses a client once a round, in the order of the turns. `[server]`,
-        `[client]` and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and
-        lr_scale. Every optimizer works, one for each half. Only for classification without class weights,
-        without `model.cache_features` and the engine `vectorized`.
+        `[client]` and `[aggregate]` are refused; `[local]`, optimizers, tasks and engines as for
+        [SplitFed](splitfed.md).
 
     Ranges:
-        cut: An early layer keeps the client's work small; a later one sends smaller activations. Two layers
-            keep labels at the clients.
+        cut: as for SplitFed.
         carry_optimizer: true is training on the clients' data in turn, as if in one place.
         server_rate: 1.
-        activations: "float16" where activations are within 65,504; a client with larger ones fails.
+        activations: as for SplitFed.
 
     Try: model=mlp algorithm.cut=1
 

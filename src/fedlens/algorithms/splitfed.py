@@ -255,12 +255,12 @@ def splitfed(
         bool, Field(description="both halves keep their optimizer from round to round")
     ] = False,
 ) -> SplitFed:
-    """SplitFed: each client trains the first layers of the model, the server trains the others, and both are averaged.
+    """SplitFed: clients train the first layers of a model, the server the others, and both are averaged.
 
-    In a step a client sends the activations after the layer `cut` for one batch, with the labels. The server
-    finishes the forward pass, takes a step with its half and returns the gradient of the activations, with
-    which the client takes its own step. Clients work side by side, and send their halves at the end of a
-    round. With two cuts the client also has the layers after the second one, and keeps the labels.
+    A client sends the activations after the layer `cut` for a batch, with the labels; the server takes a step
+    with its half and returns their gradient, with which the client takes its own. Clients work side by side,
+    and send their halves at the end of a round. With two cuts the client also has the last layers, and keeps
+    the labels.
 
     Fixes: With FedAvg a client computes, holds and sends the whole model. Here it has only the first layers;
         the others, often most of the weights, never leave the server.
@@ -277,8 +277,8 @@ def splitfed(
         the order of the clients anew in every step. Two cuts: the configuration without label sharing of
         Vepakomma et al. 2018 (arXiv 1812.00564).
 
-    Weighting: By examples, over the clients that finished the round. A client that fails in a round is out of
-        it and leaves v1 unchanged; what v2's half learned from it stays.
+    Weighting: By examples, over the clients that finished the round. One that fails is out of the round and
+        leaves v1 unchanged; what v2's half learned from it stays.
 
     State: During a round each client has its half, and the server one half a client in v1 and one in v2. With
         `keep_optimizer` the optimizer of each half stays from round to round.
@@ -286,10 +286,10 @@ def splitfed(
     Sent: In every step a batch's activations and labels up and their gradient down; in every round the first
         layers down and up. The server learns the labels and can reconstruct images from activations, the more
         easily the earlier the cut. Clients learn nothing of one another's data, and get the server's half
-        only where `evaluation.clients` measures the model at them. With two cuts each step has two messages
-        each way, and the server gets no label, but a gradient from which it can guess labels. `activations` =
-        "float16" halves activations, not gradients. Each evaluation measures what activations tell of images:
-        `distance_correlation`, from 0 to 1, at up to 8 clients that hold 4 examples or more.
+        only where `evaluation.clients` measures them. With two cuts each step has two messages each way; the
+        server gets no label, but a gradient from which it can guess labels. "float16" halves activations, not
+        gradients. Each evaluation measures what activations tell of images: `distance_correlation`, 0 to 1,
+        at up to 8 clients with 4 examples or more.
 
     Composes: Any `[select]` that chooses a client once a round and any `[server]`, which moves both halves.
         `[client]` and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and
@@ -298,8 +298,8 @@ def splitfed(
         `model.cache_features` and the engine `vectorized`.
 
     Ranges:
-        cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name
-            is answered with the choices. Two, such as ["layer1", "layer3"], keep labels at the clients.
+        cut: An early layer keeps the client's work small; a later one sends smaller activations. Two are such
+            as ["layer1", "layer3"].
         variant: "v1" is FedAvg of the whole network, whatever the cut. "v2" takes a step of the server's half
             for each client, so it needs a lower `server_rate`. With two cuts all these gradients are taken at
             the weights before the step.

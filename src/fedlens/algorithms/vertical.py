@@ -395,10 +395,10 @@ def vertical(
         (Meadows 1986) with X25519 (RFC 7748).
 
     Weighting: None: every common example counts the same. A batch that a party does not send is skipped by
-        all, and a party that fails in its backward pass keeps its old bottom; both are counted.
+        all, and a party that fails in its backward pass keeps its old bottom.
 
     State: Each party keeps its bottom, its optimizer, and which of its rows are common; the label party also
-        the top. The server coordinates and keeps a copy of the model to save it.
+        the top. The server has a copy of the model to save it.
 
     Sent: Once, for private set intersection, 32 bytes an id and direction; in every step the embeddings of a
         batch to the label party and as many gradients back: 8 B d (K - 1) bytes for batches of B, d values an
@@ -416,14 +416,14 @@ def vertical(
     Ranges:
         top: "sum" needs the fewest weights and treats parties alike; "concat" with `hidden` can combine what
             they send.
-        width: the number of classes; 16 to 128 where `hidden` follows.
+        width: 16 to 128 where `hidden` follows.
         hidden: [], or one layer of 32 to 256 units.
         parties: [0], the label party alone, shows what the others' features add.
 
     Try: data.parties.split=quadrants model=linear
 
-    Not when: Clients hold whole examples: all other algorithms here. Nor where gradients must not tell
-        labels, or embeddings features: neither is encrypted.
+    Not when: Clients hold whole examples. Nor where gradients must not tell labels, or embeddings features:
+        neither is encrypted.
 
     Tests: tests/identity/test_vertical.py
 

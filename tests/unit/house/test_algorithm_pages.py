@@ -147,7 +147,7 @@ def test_a_whole_page() -> None:
         "\n$ fedlens run digits --set algorithm.name=fedtoy --set algorithm.rate=0.5 \\\n"
         "      --set 'local.batch_size='\"'\"'all'\"'\"''\n```\n"
     ) in text
-    assert "\n## What it fixes\n\nNothing | at all.\n" in text
+    assert "\n## Purpose\n\nNothing | at all.\n" in text
     assert "\n```text\nclient k:  w <- w - lr g      (toy2020 Eq. 1)\n    indented\n```\n" in text
     assert "\nSource: Toy 2020 ([arXiv 2001.00001](https://arxiv.org/abs/2001.00001)), Eq. 1.\n" in text
     tests = "`tests/identity/test_fedprox.py -k mu_of_zero`, `tests/identity/test_fedavg.py`"
@@ -155,7 +155,7 @@ def test_a_whole_page() -> None:
     about = "how | fast. *Sensible:* 0.1 to 1; more | where `a | b`."
     assert f"\n- `algorithm.rate` (`0.5`, above 0): {about}\n- `local.epochs`: 1.\n" in text
     assert "\n- **Weights.** Uniform.\n- **Kept.** None.\n- **Sent.** What FedAvg sends.\n" in text
-    assert text.endswith("\nAny `[select]`:\n\n- one\n- two\n\n## When not to use it\n\nAlways.\n")
+    assert text.endswith("\nAny `[select]`:\n\n- one\n- two\n\n## Avoid when\n\nAlways.\n")
 
 
 def test_the_symbols_of_the_equations_are_defined() -> None:
@@ -234,7 +234,7 @@ def test_a_curve_is_shown_with_its_command(tmp_path: Path, monkeypatch: pytest.M
     assert not faults(row())
     text = page(row())
     assert text.endswith(
-        "\n## Its curve\n\n![Accuracy](../evidence/curves/fedtoy.svg)\n\n"
+        "\n## Curve\n\n![Accuracy](../evidence/curves/fedtoy.svg)\n\n"
         "Test accuracy, seeds 0 and 1. `fedlens run digits`: [Evidence](../evidence.md).\n"
     )
 
@@ -256,13 +256,13 @@ def test_what_a_setting_can_be_in_words() -> None:
     shapes = settings_model(factory).model_json_schema()["properties"]
     assert [allowed(shapes[name]) for name in "abcdefgh"] == [
         "at least 0, below 1",
-        "a whole number, at least 2, at most 1000000",
+        "integer, at least 2, at most 1000000",
         "",
         "text",
         "a list of: any number",
         '`"u"`, `"v"`, `"w"`',
         "any number",
-        "a whole number or text",
+        "integer or text",
     ]
 
 
