@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import tomli_w
 
 from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.roster import Roster
+from fedlens.site.log_export import AskedLog
 from tests.seam.test_serve_and_agents import OWNERS, Wards
 from tests.unit.site.site_kit import write_images, write_site
 from tests.unit.site.test_workplace import SITES
@@ -75,5 +77,8 @@ def test_clients_of_a_column_sum_their_images_and_lose_some_in_a_run(tmp_path: P
     record = json.loads(next((tmp_path / "a" / "approved").glob("*.examples.json")).read_text())
     assert record["gone"] == sorted(names)
     assert sum(map(len, record["clients"].values())) == int((OWNERS == 0).sum())
+    changes = [line for line in AskedLog.read(tmp_path / "a").told if line.get("kind") == "exclude"]
+    assert [(line["lines"], line["images_left_out"]) for line in changes] == [(0, 0), (LEFT_OUT, LEFT_OUT)]
+    assert changes[1]["sha256"] == hashlib.sha256(clinics.listed("a").read_bytes()).hexdigest()
     sent = b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
     assert b".png" not in sent
