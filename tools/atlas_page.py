@@ -70,7 +70,7 @@ def index() -> str:
     for paper, about in PAPERS.items():
         parts.append(f"\n## [{about.authors}](figures/{paper}.md)\n\n")
         parts += [
-            f"- `{study.name}`, {record_link(study, record)}: {subject(study)}. {_without_names(record.outcome)}\n"
+            f"- `{study.name}`, {record_link(study.name, record)}: {subject(study)}. {_without_names(record.outcome)}\n"
             for study in studies
             if study.name.startswith(f"{paper}/")
             for record in study.records

@@ -1,4 +1,4 @@
-"""The tables of docs/papers.md and the counts of README.md, from papers.csv, the records and the registries.
+"""The lists of docs/papers.md and the counts of README.md, from papers.csv, the records and the registries.
 
 `python -m tools.papers_page` writes them anew; test_papers.py says when that is needed.
 """
@@ -16,10 +16,11 @@ from fedlens.models.registry import MODELS, ModelEntry
 from fedlens.settings.config_source import recipes
 from fedlens.studies.reproduce import StudyRecord, records
 from fedlens.studies.reproductions import PAPERS, PaperRow, paper_rows
+from tools.reproduce_table import record_link
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "papers.md", ROOT / "README.md"
-TABLES = re.compile(r"(<!-- tables: papers -->\n)(?:.*\n)*?(<!-- end of tables -->\n)")
+LISTS = re.compile(r"(<!-- lists: papers -->\n)(?:.*\n)*?(<!-- end of lists -->\n)")
 LIST = re.compile(r"(<!-- list: papers -->\n)(?:.*\n)*?(<!-- end of list -->\n)")
 COUNTS = re.compile(r"(<!-- counts: papers -->\n)(?:.*\n)*?(<!-- end of counts -->\n)")
 KINDS = {
@@ -33,7 +34,6 @@ KINDS = {
     "figure": "Figures",
     "table": "Tables",
 }
-HEAD = "| papers | what | where | state | what is missing, and why |"
 NUMBERS = {  # of what the registries hold, by the words that follow in README.md
     r" ways to distribute a dataset": len(PARTITIONS.entries),
     r" published datasets": sum(
@@ -48,19 +48,18 @@ Records = Mapping[str, Sequence[StudyRecord]]
 
 
 def rendered(page: str, recorded: Records) -> str:
-    """The page with its tables and counts written anew."""
-    tables = "\n".join(_tables(recorded))
+    """The page with its lists and counts written anew."""
+    lists = "\n".join(_lists(recorded))
     for words, number in NUMBERS.items():
         page = re.sub(rf"\b\d+(?={words})", str(number), page)
     page = LIST.sub(lambda match: f"{match[1]}\n{listed()}\n\n{match[2]}", page)
-    page = TABLES.sub(lambda match: f"{match[1]}\n{tables}\n\n{match[2]}", page)
+    page = LISTS.sub(lambda match: f"{match[1]}\n{lists}\n\n{match[2]}", page)
     return COUNTS.sub(lambda match: f"{match[1]}{counts(recorded)}\n{match[2]}", page)
 
 
 def listed() -> str:
-    """The table of the papers with their short names."""
-    rows = [f"| `{key}` | {one.authors}, [*{one.title}*]({one.link}) |" for key, one in PAPERS.items()]
-    return "\n".join(["| in the code | paper |", "|---|---|", *rows])
+    """The papers with their short names."""
+    return "\n".join(f"- `{key}`: {one.authors}, [*{one.title}*]({one.link})" for key, one in PAPERS.items())
 
 
 def state(row: PaperRow, recorded: Records) -> str:
@@ -81,31 +80,27 @@ def counts(recorded: Records) -> str:
     )
 
 
-def _tables(recorded: Records) -> list[str]:
+def _lists(recorded: Records) -> list[str]:
     lines: list[str] = []
     for kind, title in KINDS.items():
-        rows = [row for row in paper_rows() if row.kind == kind]
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            HEAD,
-            "|---|---|---|---|---|",
-            *(_line(row, recorded) for row in rows),
-        ]
+        lines += ["", f"## {title}", "", *(_line(row, recorded) for row in paper_rows() if row.kind == kind)]
     return lines[1:]
 
 
 def _line(row: PaperRow, recorded: Records) -> str:
-    found, why = state(row, recorded), row.why
-    if not row.state:
-        scales = dict.fromkeys(record.scale for name in row.studies for record in recorded.get(name, ()))
-        if found == "recorded":
-            found = f"recorded: {', '.join(f'`{scale}`' for scale in scales)}"
-        else:
-            why = "; ".join(filter(None, ["no run of it is recorded yet", why]))
-    shown = [row.where, *(_pointer(pointer) for pointer in row.pointers if not pointer.startswith("study:"))]
-    return f"| {', '.join(row.papers)} | {row.what} | {', '.join(filter(None, shown))} | {found} | {why} |"
+    found = state(row, recorded)
+    links = [record_link(name, record) for name in row.studies for record in recorded.get(name, ())]
+    remarks = {
+        "works": [],
+        "recorded": [f"Recorded: {', '.join(links)}", row.why],
+        "partly": ["**Partly**: " + "; ".join(filter(None, ["" if row.state else "no record yet", row.why]))],
+        "not there": [f"**Not there**: {row.why}"],
+    }
+    pointers = [pointer for pointer in row.pointers if f"`{pointer.partition(':')[2]}" not in row.where]
+    shown = [row.where, *(_pointer(pointer) for pointer in pointers if not pointer.startswith("study:"))]
+    papers = "all" if len(row.papers) == len(PAPERS) else ", ".join(row.papers)
+    text = f"{row.what} ({papers}): {', '.join(filter(None, shown))}"
+    return "- " + ". ".join(filter(None, [text, *remarks[found]]))
 
 
 def _pointer(pointer: str) -> str:

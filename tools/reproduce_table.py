@@ -37,6 +37,7 @@ _TWO_VIEWS = ("simsiam", "moco-v2")
 _CELL = 0.4  # examples in an S2 cell on average, as a share of n_max: measured 0.33 to 0.45
 _WORK = ("rounds", "local.", "select.", "data.", "algorithm.name", "algorithm.examples")
 TABLE = re.compile(r"(<!-- table: reproductions -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")
+_LETTERS = {"t": "k", "m": "M", "b": "B"}  # of "thousand", "million" and "billion"
 NOWHERE = Path("/nonexistent")  # what is on a machine does not belong on the page
 
 
@@ -47,18 +48,13 @@ def rendered(page: str) -> str:
 
 def rows() -> list[str]:
     """The lines of the table."""
-    head = ["study", "what it is", "data", "minutes", "laptop", "paper", "our record"]
-    lines = [f"| {' | '.join(head)} |", "|---|---|---|---:|---:|---:|---|"]
+    lines = [f"| study | what it is | {' | '.join(SCALES[1:])} |", f"|---|---|{'---:|' * len(SCALES[1:])}"]
     return lines + [_row(study) for study in listed_studies(NOWHERE, NOWHERE)]
 
 
 def _row(study: ListedStudy) -> str:
-    usual = study.costs.get("minutes") or study.costs["laptop"]
-    costs = [cost_words(study, scale).removesuffix(" images") for scale in SCALES[1:]]
-    ours = "; ".join(_claims(study, record) for record in study.records)
-    return (
-        f"| `{study.name}` | {subject(study)} | {', '.join(usual.datasets)} | {' | '.join(costs)} | {ours} |"
-    )
+    cells = [f"`{study.name}`", subject(study), *(_cost(study, scale) for scale in SCALES[1:])]
+    return f"| {' | '.join(cells)} |"
 
 
 def subject(study: ListedStudy) -> str:
@@ -66,16 +62,19 @@ def subject(study: ListedStudy) -> str:
     return study.description.rpartition(" (")[0]
 
 
-def record_link(study: ListedStudy, record: StudyRecord) -> str:
-    """A link to a record on the page of its paper, which `mkdocs build` makes."""
-    paper, _, name = study.name.partition("/")
-    return f"[{record.scale}](figures/{paper}.md#{paper}{name}-{record.scale})"
+def _cost(study: ListedStudy, scale: str) -> str:
+    """The cost of a scale in a short form, with a link to its record."""
+    words = re.sub(r" (\w)\w+ images$", lambda match: _LETTERS[match[1]], cost_words(study, scale))
+    words = words.removesuffix(" images").replace("no training", "none")
+    return next(
+        (record_link(study.name, each, words) for each in study.records if each.scale == scale), words
+    )
 
 
-def _claims(study: ListedStudy, record: StudyRecord) -> str:
-    """The link of a record, with the number of claims by their verdict."""
-    claims = record.outcome.partition("Claims: ")[2].removesuffix(".")
-    return f"{record_link(study, record)}{': ' if claims else ''}{claims}"
+def record_link(name: str, record: StudyRecord, words: str = "") -> str:
+    """A link to a record on the page of its paper, which `mkdocs build` makes; by default it has the scale's name."""
+    paper = name.partition("/")[0]
+    return f"[{words or record.scale}](figures/{paper}.md#{name.replace('/', '')}-{record.scale})"
 
 
 def write_costs(names: list[str]) -> None:
