@@ -337,7 +337,7 @@ class Approvals:
     def approvers(self, matter: Matter) -> dict[str, int]:
         """When each of those approved whose approval holds for what the server proposes now, by name.
 
-        None if a decision is damaged.
+        Empty if a decision is damaged.
         """
         try:
             kept = [each for each in self._kept(matter.experiment) if each.matter.lapsed(matter) is None]

@@ -116,13 +116,14 @@ class Workplace:
 
         Raises `DataError` if the list cannot be read: then nothing may be computed.
         """
-        before, self.local = self.local, self.local.reread()
-        if self.local.clients is before.clients:
-            return False
-        with own_names(self._code):
-            self.built = _built(self._planned, self._roster, self.local, self.rows)
-        self.program = _program(self.built, self.secrets)
-        return True
+        local, built, program = self.local.reread(), self.built, self.program
+        if changed := local.clients is not self.local.clients:
+            with own_names(self._code):
+                built = _built(self._planned, self._roster, local, self.rows)
+            program = _program(built, self.secrets)
+        # Together: after an error the next call tries again, and does not go on with the data of before.
+        self.local, self.built, self.program = local, built, program
+        return changed
 
     @property
     def excluded(self) -> Mapping[str, Any]:

@@ -171,6 +171,22 @@ def test_without_the_list_nothing_is_computed(tmp_path: Path) -> None:
         place.reread()
 
 
+def test_data_that_could_not_be_built_are_built_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings_of(tmp_path)
+    (tmp_path / "out.txt").write_text("")
+    place = opened_place(opened(tmp_path, exclude="out.txt"))
+    (tmp_path / "out.txt").write_text("0000.png\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedlens.site.workplace._built", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            place.reread()
+    assert sum(place.examples(0)) == 16
+    assert place.reread()
+    assert sum(place.examples(0)) == 15
+
+
 def test_a_proposal_is_read_approved_counted_and_opened(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     text = contract_of(settings).text
