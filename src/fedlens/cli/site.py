@@ -216,9 +216,9 @@ def purge(
         for each, folders in gone.items():
             removed = ", ".join(f"{name} ({many(files, 'file')})" for name, files in folders.items())
             say(
-                f"removed of {each}: {removed or 'nothing, because no state and no stored answer of it is here'}",
-                f"    stays: its {many(runs[each].lines, 'line')} of the log, and one on this; approvals and lists of "
-                "counted images (approved/)",
+                f"removed of {each}: {removed or 'nothing: no state and no stored answer of it is here'}",
+                f"    stays: its {many(runs[each].lines, 'line')} of the log, and one on this; approvals and names of "
+                "counted and of excluded images (approved/)",
             )
         if not gone:
             say(

@@ -69,14 +69,14 @@ class Proposed(Protocol):
 class SiteLimits:
     """What `site.toml` says: the fewest examples behind a number, bytes of the largest body, what is kept of runs.
 
-    `rules` is the SHA-256 of the file.
+    `rules` is the SHA-256 of the file, and what it says, for the log.
     """
 
     min_examples: int = 1
     most: int = 2**32
     keep_days: int = 365
     keep_sent: bool = False
-    rules: str = ""
+    rules: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -183,7 +183,7 @@ class Agent:
             cipher, sent = FileCipher(self._key), self._folder / SENT if self._limits.keep_sent else None
             self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock, cipher, sent)
             held.callback(self._log.close)
-            self._log.changed("rules", {"sha256": self._limits.rules})
+            self._log.changed("rules", self._limits.rules)
             states, limits = KeptStates(self._folder / "states", self._clock), self._limits
             logs = ClientLogs(self._folder / LOGS, cipher)
             self._purge = partial(purge_due, self._folder, states, self._log, limits.keep_days)

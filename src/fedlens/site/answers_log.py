@@ -2,9 +2,9 @@
 
 `asked.jsonl` is a `fedlens.files.chained_log.ChainedLog` with a line an ask, answered or not. A line with a `kind` is
 of something else: "fields" names what an answer has, "certificate" is one of either side; other lines name both by
-their `id`. "approved" and "rejected" are decisions, "rules" is the SHA-256 of `site.toml` at a start, "exclude" says
-what the exclusion list is after a change. The bytes of an answer lie in a file of their own, until the next ask shows
-that the server has them.
+their `id`. "approved" and "rejected" are decisions, "rules" is what `site.toml` says at a start, with its SHA-256,
+"exclude" what the exclusion list is after a change. The bytes of an answer lie in a file of their own, until the next
+ask shows that the server has them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from fedlens.identity.private_files import private_folder, write_private
 NAME = "asked.jsonl"
 SENT = "sent"
 """The folder of a site for the bodies of answers with `[keep] sent`."""
-CHANGES = {"rules": ("sha256",), "exclude": ("lines", "images_left_out", "sha256")}
+CHANGES = {
+    "rules": ("sha256", "data", "allow", "keep", "reviewers"),
+    "exclude": ("lines", "images_left_out", "sha256"),
+}
 """Kinds of lines on what people at the site have changed, with the names of their values."""
 _FORMER = "answers.jsonl"  # the name in folders that were made before there was `asked.jsonl`
 _SEALED = ".sealed"  # ends the name of an encrypted answer
@@ -173,7 +176,7 @@ class AnswersLog:
     def _known(self, values: Mapping[str, Any]) -> None:
         if "kind" in values:
             if (kind := values["kind"]) in CHANGES:
-                self._last[kind] = {name: values[name] for name in CHANGES[kind]}
+                self._last[kind] = {name: values[name] for name in CHANGES[kind] if name in values}
             return
         self._unnamed.pop(values.get("answer", ""), None)
         run = self._runs.setdefault(values["run"], _Run())

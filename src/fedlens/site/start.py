@@ -56,7 +56,8 @@ def agent_of(
         return Proposal.read(text, settings, keys.name, folder, run, terms, keys.identity())
 
     keep = settings.keep
-    limits = SiteLimits(settings.allow.min_examples, most, keep.days, keep.sent, settings.digest)
+    rules = {"sha256": settings.digest, **settings.rules()}
+    limits = SiteLimits(settings.allow.min_examples, most, keep.days, keep.sent, rules)
     agent = Agent(folder, keys, connection, read, say, limits, once=once)
     return agent
 

@@ -266,10 +266,11 @@ def test_what_is_written_is_synced_before_it_may_be_sent(
 def test_the_rules_of_the_site_are_logged_when_they_have_changed(tmp_path: Path) -> None:
     for digest in ("aa", "aa", "bb", "bb", "aa"):
         log = AnswersLog(tmp_path / "log", tmp_path / "work")
-        log.changed("rules", {"sha256": digest})
+        log.changed("rules", {"sha256": digest, "allow": {"reviewers": len(set(digest + "b"))}})
         log.close()
     lines = [line for line, _, _ in read_chained(tmp_path / "log" / "asked.jsonl")]
-    assert [line["sha256"] for line in lines if line["kind"] == "rules"] == ["aa", "bb", "aa"]
+    told = [(line["sha256"], line["allow"]["reviewers"]) for line in lines if line["kind"] == "rules"]
+    assert told == [("aa", 2), ("bb", 1), ("aa", 2)]
 
 
 def test_the_exclusion_list_is_logged_when_it_has_changed(tmp_path: Path) -> None:
