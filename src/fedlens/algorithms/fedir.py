@@ -115,7 +115,7 @@ def fedir(
         lr: 1.
         local.batch_size: large: the bias of Eq. 4 falls as 1 / batch size.
 
-    Try: local.batch_size=64
+    Try: local.batch_size=64 'data.partition={name="dirichlet",clients=20,alpha=1.0}'
 
     Not when: Each client has only a class or two: weights cannot bring in absent classes, and with one class
         Eq. 4 is FedAvg. hsu2020 finds it below FedAvgM on iNaturalist with 100 clients a round (table 3).

@@ -27,7 +27,7 @@ USUAL = 256
 
 
 def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averaging:
-    """FedVC: large clients are split into virtual ones and small ones repeated, for equal work.
+    """FedVC: clients are selected by size, and each trains on the same number of examples.
 
     Every round a client draws N_VC of its examples, with replacement only where it has fewer, and takes
     `N_VC / B` steps. It is selected with a probability proportional to its examples.
@@ -65,7 +65,7 @@ def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averagi
         select.method: "systematic" holds a client's appearances in a round to `m n_k / n`, rounded down or
             up; "replacement" draws independently.
 
-    Try: algorithm.examples=60
+    Try: algorithm.examples=60 'data.partition={name="dirichlet-classwise",clients=20,alpha=1.0}'
 
     Not when: Clients are of about the same size: it is FedAvg. Nor where small clients matter: one with a
         hundredth of the examples is seen a hundredth as often.
