@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedlens.aggregate.mean import Aggregate, AggregateContext, checked
@@ -154,17 +155,33 @@ def shared_by(
     return sent
 
 
+class _Fields(dict[str, Any]):
+    """The aggregated fields of a client rule; a missing one is an error that names `fields`."""
+
+    def __init__(self, fields: Mapping[str, Any], who: str, where: str | None) -> None:
+        super().__init__(fields)
+        self._who, self._where = who, where
+
+    def __missing__(self, name: str) -> Any:
+        raise HookError(
+            f"{self._who} reads '{name}', which `update.more` lacks: `fields` of the client rule does not aggregate it",
+            where=self._where,
+            hint=f'add "{name}": "mean" or "sum" to `fields`',
+        )
+
+
 def updated_by(
     name: str, server_rule: ServerRule, state: Any, update: Update, ctx: RoundContext
 ) -> tuple[Any, Update]:
     """The result of a server rule's `after`, whose inputs must not change.
 
-    Raises `HookError` if they do, and if `after` does not return a state and an `Update`.
+    Raises `HookError` if they do, if `after` reads a field that is not aggregated, and if it does not return a state
+    and an `Update`.
     """
     assert server_rule.after is not None
     inputs = Inputs({"state": state, "update": update.update}, contents=ctx.round <= FIRST_VISITS)
-    returned: Any = server_rule.after(state, update, ctx)
     who, where = f"`after` of the server rule '{name}'", place_of(server_rule.after)
+    returned: Any = server_rule.after(state, replace(update, more=_Fields(update.more, who, where)), ctx)
     inputs.refuse(who, where)
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Update):
         kind = "None" if returned is None else f"a {type(returned).__name__}"

@@ -73,19 +73,24 @@ class FedlensError(Exception):
     exit_code = 2
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
-        self.what = what.rstrip(".")
+        self.what = _without_stop(what)
         self.where = where
-        self.hint = hint.rstrip(".") if hint else None
+        self.hint = _without_stop(hint) if hint else None
         place = f" ({where})" if where else ""
         if "\n" in self.what:  # a list: each line is a sentence
             text = f"{self.what}{place}." + (f"\n{self.hint[0].upper()}{self.hint[1:]}." if self.hint else "")
         else:
-            text = f"{self.what}{place}{f'; {self.hint}' if self.hint else ''}."
+            text = f"{self.what}{place}{f'; {self.hint}' if self.hint else ''}"
+            text += "" if text.endswith("...") else "."
         super().__init__(text)
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default would rebuild the error from its finished text and lose the parts.
         return (_rebuild, (type(self), self.what, self.where, self.hint))
+
+
+def _without_stop(sentence: str) -> str:
+    return sentence if sentence.endswith("...") else sentence.rstrip(".")
 
 
 class ConfigError(FedlensError):

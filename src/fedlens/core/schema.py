@@ -7,6 +7,7 @@ silently broadcast, and weights that are all zero divide by zero. A schema turns
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -193,7 +194,8 @@ class Schema:
     >>> schema.fault({"weight": 0})
     'weight is 0, outside (0, inf]'
     >>> schema.fault({"weight": 3.0, "note": 1})
-    'there is an extra note, which `expect` does not announce: add "note": NumberField() to it'
+    'there is an extra note, which `expect` does not announce: add "note": NumberField() to it \
+(from fedlens.rules import NumberField), and "note": "mean" to `fields` of a client rule if the server needs its mean'
     >>> Schema(typical={"update": 2.0}).fault({"update": {"w": torch.full((4,), 1e30)}})
     'update norm 2e+30 is 10^30 times the median of accepted replies (limit: 10,000 times)'
     >>> Schema(metrics={"sent_share": Bound(0, 1)}).metric_fault({"batches": 3.0, "sent_share": 2.0})
@@ -280,7 +282,11 @@ class Schema:
             if missing is not None or extra is None:
                 return [("", f"{missing} is missing", None)]
             what = f"there is an extra {extra}, which `expect` does not announce"
-            return [("", f'{what}: add "{extra}": {_field_of(payload[extra])} to it', None)]
+            made = _field_of(payload[extra])
+            kind = re.split(r"\W", made)[0]
+            how = f'add "{extra}": {made} to it (from fedlens.rules import {kind})'
+            mean = f'"{extra}": "mean" to `fields` of a client rule if the server needs its mean'
+            return [("", f"{what}: {how}, and {mean}", None)]
         parts: list[_Part] = [
             expected.part(name, payload[name])
             if isinstance(expected, TreeField)

@@ -167,7 +167,7 @@ def run_groups(runs: Sequence[Run], *, each: bool = False) -> list[RunGroup]:
     groups = list(members.values())
     labels = _labels(runs)
     names = [labels[run.path] for run in runs] if each else _row_names(groups, labels)
-    full = {run.part("algorithm") for run in runs}
+    full = {run.algorithm for run in runs}
     rows = [_row(name, group, runs) for name, group in zip(names, groups, strict=True)]
     if len({_without_folder(name) for name in full}) == len(full):  # no two differ in the folder alone
         rows = [{**row, "algorithm": _without_folder(row["algorithm"])} for row in rows]
@@ -188,7 +188,7 @@ def _labels(runs: Sequence[Run]) -> dict[Path, str]:
 def _row_names(groups: Sequence[Sequence[Run]], labels: Mapping[Path, str]) -> list[str]:
     """A name for each row: rows whose runs share a name get what differs, the algorithm, partition or folder."""
     ways: Sequence[Callable[[Run], str | None]] = (
-        lambda run: _without_folder(run.part("algorithm")),
+        lambda run: _without_folder(run.algorithm),
         _partition,
         lambda run: run.path.resolve().parent.name,
         lambda run: run.path.resolve().name,
@@ -233,13 +233,13 @@ def _row(name: str, runs: Sequence[Run], every: Sequence[Run]) -> Record:
     at, _, chosen_on = first.best(metric)
     worst = worst_clients(first) if alone else None
     seeds = [run.summary.get("seed", run.config.get("seed")) for run in runs]
-    directories = [str(run.path) for run in runs]
+    directories, algorithm = [str(run.path) for run in runs], first.part("algorithm")
     return {
         "run": name,
         "runs": len(runs),
         "status": first.status,
         "warnings": sum(len(run.warnings) for run in runs),
-        "algorithm": first.part("algorithm"),
+        "algorithm": algorithm if algorithm in BASELINES else first.algorithm,
         "partition": _partition(first),
         "dataset": first.part("data", "dataset"),
         "model": first.part("model"),

@@ -160,6 +160,15 @@ class Run(RunDir):
         return None if value is None else str(value)
 
     @property
+    def algorithm(self) -> str | None:
+        """The algorithm, and the user's own client rules, server step and aggregate: "fedavg + kept + TrimmedMean"."""
+        tables = [self.config.get(kind) for kind in ("client", "server", "aggregate")]
+        every = [each for table in tables for each in (table if isinstance(table, list) else [table])]
+        own = [name.rpartition(":")[2] for each in every if ":" in (name := str(_name(each)))]
+        algorithm = self.part("algorithm")
+        return algorithm and " + ".join([algorithm, *own])
+
+    @property
     def shown(self) -> Mapping[str, Any]:
         """What the algorithm declares for the page."""
         # Earlier versions wrote it into the summary.

@@ -285,6 +285,27 @@ class Runner:
         return failures
 
 
+class _WrittenLine(dict[str, Any]):
+    """A line of metrics.jsonl, which cannot be changed; `dict(line)` is a copy that can."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            "the line of this round is written",
+            where=f"round {self['round']}",
+            hint="keep your numbers in a list, or make them columns: return them from `evaluated` of an observer",
+        )
+
+    def update(self, *changes: Any, **more: Any) -> None:
+        """Raises `ConfigError`."""
+        self["round"] = changes
+
+    def __ior__(self, changes: Any) -> Any:  # type: ignore[misc]
+        self["round"] = changes
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)  # a copy is no line of the file
+
+
 class CompleteRound:
     """A round of `fedlens.Experiment.rounds`, complete and recorded. Round 0 is the untrained model.
 
@@ -293,12 +314,12 @@ class CompleteRound:
 
     Attributes:
         number: the number of the round.
-        metrics: its line of metrics.jsonl.
+        metrics: its line of metrics.jsonl, which is written already: read-only.
     """
 
     def __init__(self, runner: Runner, driver: Driver) -> None:
         self._runner, self._driver = runner, driver
-        self.number, self.metrics = runner.done, dict(runner.reached.line)
+        self.number, self.metrics = runner.done, _WrittenLine(runner.reached.line)
 
     @property
     def directory(self) -> Path:

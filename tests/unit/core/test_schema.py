@@ -55,12 +55,15 @@ def test_a_good_reply_has_no_fault() -> None:
         ({"weight": torch.tensor(3.0)}, "weight is Tensor, not a number"),
         (
             {"more": 1},
-            'there is an extra more, which `expect` does not announce: add "more": NumberField() to it',
+            'there is an extra more, which `expect` does not announce: add "more": NumberField() to it '
+            '(from fedlens.rules import NumberField), and "more": "mean" to `fields` of a client rule if the server '
+            "needs its mean",
         ),
         (
             {"more": torch.tensor(1.0)},
             "there is an extra more, which `expect` does not announce: "
-            'add "more": TensorField((), torch.float32) to it',
+            'add "more": TensorField((), torch.float32) to it (from fedlens.rules import TensorField), and "more": '
+            '"mean" to `fields` of a client rule if the server needs its mean',
         ),
     ],
 )

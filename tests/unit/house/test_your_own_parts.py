@@ -33,6 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "smoothed": {"client": f"{EXAMPLES}/own_rules.py:smoothed"},
         "jittered": {"client": f"{EXAMPLES}/own_rules.py:jittered"},
         "noisy": {"client": f"{EXAMPLES}/own_rules.py:noisy"},
+        "kept": {"client": f"{EXAMPLES}/kept_momentum.py:kept"},
         "aggregate": {"aggregate": f"{EXAMPLES}/own_aggregate.py:Median"},
         "geometric": {"aggregate": f"{EXAMPLES}/own_aggregate.py:GeometricMedian"},
         "clipping": {"aggregate": {"name": f"{EXAMPLES}/own_aggregate.py:CenteredClipping", "radius": 0.3}},
@@ -91,7 +92,7 @@ def test_the_pull_is_fedprox(runs: dict[str, Any]) -> None:
 
 def test_every_rule_changes_the_result(runs: dict[str, Any]) -> None:
     for name in (
-        "pulled", "smoothed", "jittered", "noisy", "aggregate", "geometric", "clipping", "field", "server",
+        "pulled", "smoothed", "jittered", "noisy", "kept", "aggregate", "geometric", "clipping", "field", "server",
         "inverted", "upside-down",
     ):  # fmt: skip
         assert not torch.equal(weights(runs[name])[0], weights(runs["none"])[0]), name
@@ -123,6 +124,17 @@ def test_the_noise_differs_from_step_to_step() -> None:
     assert drawn() == [first, second]
 
 
+def test_the_next_visit_begins_with_the_momentum_of_the_last() -> None:
+    rule, state = load_file(EXAMPLES / "kept_momentum.py").kept(beta=0.5), {}
+    seen = []
+    for _ in range(2):
+        context = LocalContext(["w"], [torch.zeros(1)], {}, state, 0.1, 1)
+        rule.start(context)
+        seen += [rule.grad([torch.ones(1)], context.anchor, context)[0].item() for _ in range(2)]
+        state = rule.finish(context.anchor, context)[1]
+    assert seen == [1.0, 1.5, 1.75, 1.875]
+
+
 def test_the_median_ignores_one_broken_client() -> None:
     block = torch.tensor([[value, -value] for value in (1.0, 2.0, 1e9)])
     assert load_file(EXAMPLES / "own_aggregate.py").Median().column(block).tolist() == [2.0, -2.0]
@@ -149,6 +161,6 @@ def test_the_page_shows_the_files_that_are_tested() -> None:
     page = (DOCS / "your-own-parts.md").read_text(encoding="utf-8")
     shown = set(re.findall(r'--8<-- "examples/(\w+\.py)"', page))
     assert shown == {path.name for path in EXAMPLES.glob("own_*.py")} | {
-        "fedexp.py", "field_weighted.py", "one_kind_each.py", "tensorboard_curves.py", "trackers.py"
+        "fedexp.py", "field_weighted.py", "kept_momentum.py", "one_kind_each.py", "tensorboard_curves.py", "trackers.py"
     }  # fmt: skip
     assert "(your-own-parts.md)" in (DOCS / "add-an-algorithm.md").read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.pages.compare import compare, curve_figure, write_comparison
+from fedlens.pages.run_page import write_report
 from fedlens.results.comparison import Comparison, client_table, readable
 from fedlens.results.figures.chart import Chart
 from fedlens.results.figures.picture import chart_picture
@@ -85,6 +86,21 @@ def test_own_algorithms_are_shown_without_their_folder_unless_only_that_differs(
     assert [row["algorithm"] for row in compare([mine, plain])] == ["my_prox.py:my_prox", "fedavg"]
     both = [row["algorithm"] for row in compare([mine, other, plain])]
     assert both == ["/a/my_prox.py:my_prox", "/b/my_prox.py:my_prox", "fedavg"]
+
+
+def test_parts_of_your_own_are_named_beside_the_algorithm(tmp_path: Path) -> None:
+    kept, trimmed = {"name": "/a/memory.py:kept", "mu": 0.1}, {"name": "robust.means:TrimmedMean"}
+    both = run(tmp_path, 0, 0.8, config={"client": [{"name": "proximal"}, kept], "aggregate": trimmed})
+    one = run(tmp_path, 0, 0.7, config={"client": kept, "server": {"name": "adam"}})
+    plain, bound = run(tmp_path, 0, 0.6), run(tmp_path, 0, 0.9, "centralized", config={"client": kept})
+    rows = compare([both, one, plain, bound])
+    names = ["fedavg + kept + TrimmedMean", "fedavg + kept", "fedavg", "centralized"]
+    assert [row["algorithm"] for row in rows] == names
+    assert [row["run"] for row in rows] == [
+        *(f"digits ({name})" for name in names[:3]),
+        "digits (centralized + kept)",
+    ]
+    assert "<b>fedavg + kept + TrimmedMean</b> on" in write_report(both).read_text()
 
 
 def test_each_shows_them_singly(tmp_path: Path) -> None:

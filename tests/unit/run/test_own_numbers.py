@@ -12,6 +12,7 @@ import torch
 from fedlens import Experiment, Result
 from fedlens.aggregate.mean import Mean
 from fedlens.base.errors import HookError
+from fedlens.core.schema import NumberField
 from fedlens.core.tree import add
 from fedlens.local.rules import ClientRule, ServerRule
 from fedlens.pages.compare import curve_figure, write_page_of
@@ -50,6 +51,20 @@ def experiment(**parts: Any) -> Experiment:
     data = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}
     common = {"rounds": 2, "model": "linear", "local": {"lr": 0.1, "steps": 1, "batch_size": 20}}
     return Experiment(**common, data=data, engine="inline", evaluation={"every": 2}, **parts)
+
+
+def test_a_field_that_is_not_aggregated_is_named_where_the_server_rule_reads_it(tmp_path: Path) -> None:
+    def after(state: Any, update: Any, ctx: Any) -> Any:
+        return state, replace(update, update={"w": update.more["gap"]})
+
+    rule = ClientRule(
+        name="gap",
+        finish=lambda parameters, context: ({"gap": 1.0}, None),
+        expect=lambda spec: {"gap": NumberField()},
+        server_rules={"gap": ServerRule(after=after)},
+    )
+    with pytest.raises(HookError, match=r"`after` .* reads 'gap', .* lacks.*; add \"gap\": \"mean\" or"):
+        experiment(client=lambda: rule).run(tmp_path / "run", report=False)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import fedlens
-from fedlens import Experiment, load_result, resume
+from fedlens import Experiment, Observer, load_result, resume
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Ask, Failure, Reply, Request
 from fedlens.core.tree import copied
@@ -115,6 +116,30 @@ def test_a_round_that_is_over_says_so(tmp_path: Path) -> None:
         rounds[0].evaluate()
 
 
+class OwnNumber(Observer):
+    def evaluated(self, round: int, state: Any, tally: Any, metrics: Any) -> dict[str, float]:
+        return {"mine": 3.5 + round}
+
+
+def test_a_line_that_is_written_refuses_changes_and_an_observer_makes_the_column(tmp_path: Path) -> None:
+    def update(line: dict[str, Any]) -> None:
+        line |= {"mine": 3.5}
+
+    observed = Experiment(**SETTINGS, observe=[OwnNumber])
+    for round in observed.rounds(tmp_path / "run", report=False, until=1):
+        for change in (
+            lambda line: line.__setitem__("mine", 3.5),
+            lambda line: line.update(mine=3.5),
+            update,
+        ):
+            with pytest.raises(ConfigError, match=rf"written \(round {round.number}\); .* `evaluated`"):
+                change(round.metrics)
+        mine = copy.deepcopy(round.metrics)
+        mine["mine"] += 1  # of a copy
+        assert round.metrics["mine"] == 3.5 + round.number == mine["mine"] - 1
+    assert [line["mine"] for line in load_result(tmp_path / "run").metrics] == [3.5, 4.5]
+
+
 @pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_open_run_is_asked_by_hand_and_trains_the_rounds_of_a_run(engine: str, tmp_path: Path) -> None:
@@ -149,7 +174,7 @@ def test_an_ask_of_your_own_and_what_an_open_run_refuses() -> None:
             ConfigError, match=r"the round does not ask for 'trian' \(op\); did you mean 'train'"
         ):
             run.ask("trian")
-        with pytest.raises(ConfigError, match=r"client 9 has no training data \(clients\)"):
+        with pytest.raises(ConfigError, match=r"client 9 has .* \(clients\); .* 0, 1, 2, 3, 4, \.\.\.$"):
             run.ask("train", clients=[9])
     private = Experiment(
         **{**SETTINGS, "algorithm": "fedavg", "select": {"name": "poisson", "fraction": 0.5}},
