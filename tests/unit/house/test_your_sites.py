@@ -18,7 +18,7 @@ from fedlens.site.contract import read_contract, site_part
 from fedlens.site.join import site_text
 from fedlens.site.local_data import LocalData
 from fedlens.site.policy import refusals, refused, work_of
-from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.settings import SITE_FILE, SiteCompute, SiteData, SiteSettings
 from tests.unit.cli.printed import parsed
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -87,6 +87,16 @@ def test_the_suggested_allow_is_valid_and_allows_the_experiments_of_the_page(tmp
                 continue
             assert refused(work_of(op, run, 191), site) == []  # of ward-c, which has the fewest
     assert SiteSettings.read(path).allow.secure_sum == "only"
+
+
+def test_the_sheet_names_the_limits_of_the_unit_and_the_defaults_of_site_toml() -> None:
+    sheet = (DOCS / PAGES[1]).read_text(encoding="utf-8")
+    unit = (DOCS / "deploy" / "fedlens-site.service").read_text(encoding="utf-8").splitlines()
+    assert {"MemoryMax=8G", "CPUQuota=200%"} <= set(unit)
+    assert "8 GB (`MemoryMax`) and two cores (`CPUQuota`)" in sheet
+    assert f"`[data] cache` ({SiteData.model_fields['cache'].default:g} GiB" in sheet
+    assert f"`[compute] max_message` ({SiteCompute().max_message:,} MiB)" in sheet
+    assert f"`[compute] threads` is {SiteCompute().threads}" in sheet
 
 
 @pytest.mark.parametrize("name", PAGES)
