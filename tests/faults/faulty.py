@@ -58,8 +58,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "extra": (
         lambda r: {**r, "note": 1},
         'there is an extra note, which `expect` does not announce: add "note": NumberField() to it '
-        '(from fedlens.rules import NumberField), and "note": "mean" to `fields` of a client rule if the server needs '
-        "its mean",
+        '(from fedlens.rules import NumberField), and "note": "mean" to `fields` of a client rule for its mean',
     ),
     "zero": (lambda r: {**r, "weight": 0.0}, "weight is 0, outside (0, {most}]"),
     "negative": (lambda r: {**r, "weight": -r["weight"]}, "weight is -{weight}, outside (0, {most}]"),

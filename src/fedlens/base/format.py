@@ -288,6 +288,18 @@ def setting(value: Any, most: int | None = None) -> str:
     return "not set" if value is None else str(value)
 
 
+def with_own_parts(algorithm: str, *tables: Any) -> str:
+    """The name of an algorithm, and of each component of the user's own in these tables of the settings.
+
+    >>> with_own_parts("fedavg", [{"name": "proximal"}, {"name": "memory.py:kept"}], None, {"name": "median"})
+    'fedavg + kept'
+    """
+    every = [each for table in tables for each in (table if isinstance(table, list) else [table]) if each]
+    return " + ".join(
+        [algorithm, *(name.rpartition(":")[2] for each in every if ":" in (name := str(each["name"])))]
+    )
+
+
 def finite(value: Any) -> float | None:
     """`value` if it is a finite number, else None (null, text, NaN).
 

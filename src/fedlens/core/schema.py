@@ -195,7 +195,7 @@ class Schema:
     'weight is 0, outside (0, inf]'
     >>> schema.fault({"weight": 3.0, "note": 1})
     'there is an extra note, which `expect` does not announce: add "note": NumberField() to it \
-(from fedlens.rules import NumberField), and "note": "mean" to `fields` of a client rule if the server needs its mean'
+(from fedlens.rules import NumberField), and "note": "mean" to `fields` of a client rule for its mean'
     >>> Schema(typical={"update": 2.0}).fault({"update": {"w": torch.full((4,), 1e30)}})
     'update norm 2e+30 is 10^30 times the median of accepted replies (limit: 10,000 times)'
     >>> Schema(metrics={"sent_share": Bound(0, 1)}).metric_fault({"batches": 3.0, "sent_share": 2.0})
@@ -285,7 +285,7 @@ class Schema:
             made = _field_of(payload[extra])
             kind = re.split(r"\W", made)[0]
             how = f'add "{extra}": {made} to it (from fedlens.rules import {kind})'
-            mean = f'"{extra}": "mean" to `fields` of a client rule if the server needs its mean'
+            mean = f'"{extra}": "mean" to `fields` of a client rule for its mean'
             return [("", f"{what}: {how}, and {mean}", None)]
         parts: list[_Part] = [
             expected.part(name, payload[name])

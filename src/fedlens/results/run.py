@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.base.errors import DataError, FedlensError, RunDirectoryError
-from fedlens.base.format import finite, is_share, split_of
+from fedlens.base.format import finite, is_share, split_of, with_own_parts
 from fedlens.base.shell_command import quoted_command
 from fedlens.run.rundir import RunDir, runs_below
 
@@ -162,11 +162,10 @@ class Run(RunDir):
     @property
     def algorithm(self) -> str | None:
         """The algorithm, and the user's own client rules, server step and aggregate: "fedavg + kept + TrimmedMean"."""
-        tables = [self.config.get(kind) for kind in ("client", "server", "aggregate")]
-        every = [each for table in tables for each in (table if isinstance(table, list) else [table])]
-        own = [name.rpartition(":")[2] for each in every if ":" in (name := str(_name(each)))]
         algorithm = self.part("algorithm")
-        return algorithm and " + ".join([algorithm, *own])
+        return algorithm and with_own_parts(
+            algorithm, *map(self.config.get, ("client", "server", "aggregate"))
+        )
 
     @property
     def shown(self) -> Mapping[str, Any]:

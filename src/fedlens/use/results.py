@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedlens.base.errors import HookError, RunDirectoryError
+from fedlens.base.format import with_own_parts
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
@@ -49,8 +50,10 @@ def subject(built: Built) -> dict[str, Any]:
 
 def outline(built: Built, directory: RunDir) -> dict[str, Any]:
     """The description that a listener gets before the first round."""
+    config = built.config
     return {
         **subject(built),
+        "algorithm": with_own_parts(config.algorithm["name"], config.client, config.server, config.aggregate),
         "parameters": built.parameters,
         "engine": built.config.engine["name"],
         "directory": str(directory.path),

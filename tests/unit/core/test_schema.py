@@ -56,14 +56,13 @@ def test_a_good_reply_has_no_fault() -> None:
         (
             {"more": 1},
             'there is an extra more, which `expect` does not announce: add "more": NumberField() to it '
-            '(from fedlens.rules import NumberField), and "more": "mean" to `fields` of a client rule if the server '
-            "needs its mean",
+            '(from fedlens.rules import NumberField), and "more": "mean" to `fields` of a client rule for its mean',
         ),
         (
             {"more": torch.tensor(1.0)},
             "there is an extra more, which `expect` does not announce: "
             'add "more": TensorField((), torch.float32) to it (from fedlens.rules import TensorField), and "more": '
-            '"mean" to `fields` of a client rule if the server needs its mean',
+            '"mean" to `fields` of a client rule for its mean',
         ),
     ],
 )

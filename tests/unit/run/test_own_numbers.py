@@ -20,6 +20,7 @@ from fedlens.pages.run_charts import run_charts
 from fedlens.results.comparison import Comparison
 from fedlens.results.rows import row_of_run
 from fedlens.results.run import read_run
+from fedlens.run.progress import ProgressBase
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import read_source
 from fedlens.studies.measured_metrics import columns_of
@@ -51,6 +52,19 @@ def experiment(**parts: Any) -> Experiment:
     data = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}
     common = {"rounds": 2, "model": "linear", "local": {"lr": 0.1, "steps": 1, "batch_size": 20}}
     return Experiment(**common, data=data, engine="inline", evaluation={"every": 2}, **parts)
+
+
+def test_the_description_of_a_run_names_its_own_parts(tmp_path: Path) -> None:
+    plans: list[dict[str, Any]] = []
+
+    class Listening(ProgressBase):
+        def started(self, plan: dict[str, Any]) -> None:
+            plans.append(plan)
+
+    own = experiment(client=halved, aggregate=Counted, server=Plain)
+    own.run(tmp_path / "run", report=False, progress=Listening(), until=0)
+    assert [plan["algorithm"] for plan in plans] == ["fedavg + halved + Plain + Counted"]
+    assert read_run(tmp_path / "run").algorithm == plans[0]["algorithm"]
 
 
 def test_a_field_that_is_not_aggregated_is_named_where_the_server_rule_reads_it(tmp_path: Path) -> None:
