@@ -291,13 +291,12 @@ def setting(value: Any, most: int | None = None) -> str:
 def with_own_parts(algorithm: str, *tables: Any) -> str:
     """The name of an algorithm, and of each component of the user's own in these tables of the settings.
 
-    >>> with_own_parts("fedavg", [{"name": "proximal"}, {"name": "memory.py:kept"}], None, {"name": "median"})
-    'fedavg + kept'
+    >>> with_own_parts("fedavg", [{"name": "proximal"}, {"name": "memory.py:kept"}], None, "mine.py:Trimmed")
+    'fedavg + kept + Trimmed'
     """
     every = [each for table in tables for each in (table if isinstance(table, list) else [table]) if each]
-    return " + ".join(
-        [algorithm, *(name.rpartition(":")[2] for each in every if ":" in (name := str(each["name"])))]
-    )
+    names = [str(each.get("name") if isinstance(each, Mapping) else each) for each in every]
+    return " + ".join([algorithm, *(name.rpartition(":")[2] for name in names if ":" in name)])
 
 
 def finite(value: Any) -> float | None:
