@@ -154,7 +154,7 @@ def test_stopped_in_the_middle_it_leaves_nothing(number: signal.Signals, tmp_pat
     process.send_signal(number)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert said.strip() == "interrupted"
+    assert said.strip() == "interrupted: the command had not ended; run it again"
     assert not any(tmp_path.glob("fedlens-profile-*"))
     assert len(workers) == 3
     assert gone_within(20, workers)

@@ -144,7 +144,7 @@ def gap() -> ClientRule:
 
 
 def after(state, update, ctx):
-    return state, update.more["gap"]
+    return state, {}["gap"]
 """
 
 

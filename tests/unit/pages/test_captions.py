@@ -73,9 +73,7 @@ def test_a_figure_or_a_table_has_one_sentence_and_a_page_one_block_of_notes(name
         captions = [text.removesuffix(" Notes") for text in captions if not text.endswith(":")]
         assert not [text for text in captions if re.search(r"[.!?] [A-Z0-9–*]", text)], title
         shown = [
-            text
-            for text in captions
-            if not text.startswith(("For papers: ", "Digest: ", "A run on the same"))
+            text for text in captions if not text.startswith(("Files: ", "Digest: ", "A run on the same"))
         ]
         figures = len(re.findall(r'<(?:div class="panels"|table)', card)) if '<h2 class="sub">' in card else 1
         assert len(shown) <= figures, (title, shown)

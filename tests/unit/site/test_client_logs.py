@@ -87,7 +87,7 @@ def test_a_run_is_purged_and_the_models_of_its_sums_stay(tmp_path: Path) -> None
     asked.close()
     for run in ("run", "other"):
         logs.put(run, "a", log(run, b"model 1", step="unmasked"))
-    assert purge_site(folder, 30, 2000.0, "run") == {"run": 1}
+    assert purge_site(folder, 30, 2000.0, "run") == {"run": {"client-logs": 1}}
     assert logs.get("run", "a") == {"runs": {}, "models": [b"model 1"]}
     assert logs.get("other", "a") == log("other", b"model 1", step="unmasked")
 
@@ -127,7 +127,7 @@ def test_the_server_neither_sends_a_log_nor_gets_one(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir(mode=0o700)
     logs, kept = logs_in(folder), AnswersLog(folder / "log", folder / "work", cipher=FileCipher(KEY))
-    answering = Answering(KEY, kept, KeptStates(folder / "states"), logs, SiteLog(folder / "log"))
+    answering = Answering(KEY, kept, KeptStates(folder / "states"), logs, SiteLog(folder / "log"), print)
     program = Program({"train": operation}, Nothing(), 0)
     opened = OpenedProgram(program, {"a": 0}, {0: (10, 4)}, lambda op: Schema({}, log=True))
 

@@ -319,7 +319,7 @@ class Answers:
         self.started: list[str] = []
         self.log, notes = AnswersLog(self.folder / "log", self.folder / "work"), SiteLog(self.folder / "log")
         states, logs = KeptStates(self.folder / "states"), ClientLogs(self.folder / "logs", FileCipher(SITE))
-        self.answering = Answering(SITE, self.log, states, logs, notes)
+        self.answering = Answering(SITE, self.log, states, logs, notes, print)
         counted = {name: self._counted(name, op) for name, op in self.place.program.ops.items()}
         data = self.place.program.data
         self.place.program = replace(

@@ -95,9 +95,9 @@ def test_a_run_is_purged_by_name(site: Path) -> None:
     removed = "client-logs (1 file), sent (1 file), states (1 file), work (1 file)"
     for lines, files in ((1, 4), (2, 0)):  # what a person asks for has a line in any case
         said = ran("site", "purge", "new-run", "--folder", site)
-        nothing = "nothing, because no state and no stored answer of it is here"
+        nothing = "nothing: no state and no stored answer of it is here"
         assert said.startswith(f"removed of new-run: {removed if files else nothing}\n")
-        assert f"stays: its {many(lines, 'line')} of the log, and one on this; approvals and lists" in said
+        assert f"stays: its {many(lines, 'line')} of the log, and one on this; approvals and names" in said
         line, _, _ = list(read_chained(site / "log" / NAME))[-1]
         assert (line["kind"], line["run"], line["files"]) == ("purged", "new-run", files)
     assert having(site, SECRET) == ["sent", "states", "work"]
@@ -110,9 +110,7 @@ def test_a_run_is_purged_by_name(site: Path) -> None:
 def test_a_run_that_has_not_asked_yet_is_purged_too(site: Path) -> None:
     note_decision(site, {"kind": "approved", "run": "early-run", "time": 1})
     said = ran("site", "purge", "early-run", "--folder", site)
-    assert said.startswith(
-        "removed of early-run: nothing, because no state and no stored answer of it is here\n"
-    )
+    assert said.startswith("removed of early-run: nothing: no state and no stored answer of it is here\n")
 
 
 def test_a_purge_that_is_interrupted_has_a_line_on_what_is_gone(
