@@ -26,7 +26,7 @@ from fedlens.engines.registry import ENGINES
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.privacy.settings import PrivacySettings
-from fedlens.settings.config import Config, Neighbours
+from fedlens.settings.config import Config, Neighbours, Seeds
 from fedlens.settings.party_settings import PartySettings
 from fedlens.site.settings import SiteAllow, SiteCompute, SiteData, SiteKeep
 from fedlens.tasks.registry import TASKS
@@ -108,7 +108,7 @@ def _rows(table: str, registry: Registry) -> Iterator[str]:
 
 def _fields(model: type[BaseModel], skip: Container[str]) -> list[str]:
     return [
-        f"{_shown(name, field)}: {field.description}"
+        f"{f'`{name}`' if model is Seeds else _shown(name, field)}: {field.description}"  # those derive from `seed`
         for name, field in model.model_fields.items()
         if name not in skip and field.description
     ]

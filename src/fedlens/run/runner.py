@@ -288,19 +288,14 @@ class Runner:
 class _WrittenLine(dict[str, Any]):
     """A line of metrics.jsonl, which cannot be changed; `dict(line)` is a copy that can."""
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def _refuse(self, *changes: Any, **more: Any) -> Any:
         raise ConfigError(
             "the line of this round is written",
             where=f"round {self['round']}",
             hint="keep your numbers in a list, or make them columns: return them from `evaluated` of an observer",
         )
 
-    def update(self, *changes: Any, **more: Any) -> None:
-        """Raises `ConfigError`."""
-        self["round"] = changes
-
-    def __ior__(self, changes: Any) -> Any:  # type: ignore[misc]
-        self["round"] = changes
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)  # a copy is no line of the file

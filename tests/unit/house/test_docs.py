@@ -86,6 +86,10 @@ def test_the_pages_of_settings_have_every_setting_once() -> None:
     assert sorted(match[2] for page in pages for match in TABLE.finditer(page)) == sorted(tables())
 
 
+def test_seeds_need_no_value_since_they_derive_from_one() -> None:
+    assert tables()["seeds"][0] == "`data`: synthetic data, and the choice of held-out examples"
+
+
 def _commands() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:

@@ -130,6 +130,8 @@ def test_a_line_that_is_written_refuses_changes_and_an_observer_makes_the_column
         for change in (
             lambda line: line.__setitem__("mine", 3.5),
             lambda line: line.update(mine=3.5),
+            lambda line: line.setdefault("other", 3.5),
+            lambda line: line.pop("mine"),
             update,
         ):
             with pytest.raises(ConfigError, match=rf"written \(round {round.number}\); .* `evaluated`"):
