@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import runpy
 import sys
@@ -89,14 +90,18 @@ def test_the_suggested_allow_is_valid_and_allows_the_experiments_of_the_page(tmp
     assert SiteSettings.read(path).allow.secure_sum == "only"
 
 
-def test_the_sheet_names_the_limits_of_the_unit_and_the_defaults_of_site_toml() -> None:
+def test_the_sheet_names_the_limits_of_the_unit_and_the_values_of_site_toml(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     sheet = (DOCS / PAGES[1]).read_text(encoding="utf-8")
     unit = (DOCS / "deploy" / "fedlens-site.service").read_text(encoding="utf-8").splitlines()
     assert {"MemoryMax=8G", "CPUQuota=200%"} <= set(unit)
     assert "8 GB (`MemoryMax`) and two cores (`CPUQuota`)" in sheet
     assert f"`[data] cache` ({SiteData.model_fields['cache'].default:g} GiB" in sheet
     assert f"`[compute] max_message` ({SiteCompute().max_message:,} MiB)" in sheet
-    assert f"`[compute] threads` is {SiteCompute().threads}" in sheet
+    assert "`join` sets `[compute] threads` to half of the cores" in sheet
+    assert "\nthreads = 4\n" in site_text("ward", "f", DOCS, DOCS)
 
 
 @pytest.mark.parametrize("name", PAGES)
