@@ -197,14 +197,18 @@ def _secure(experiment: _Experiment, which: str) -> str | None:
         return None
     if config.aggregate is None or config.aggregate["name"] != _SECURE:
         return f"training without aggregate.name = '{_SECURE}'"
-    return _SUMMED if config.sums_moments else None
+    return _summing(experiment, sums=False)
+
+
+def _summing(experiment: _Experiment, sums: bool) -> str | None:
+    return _SUMMED if experiment.config.sums_moments and not sums else None
 
 
 def _private(experiment: _Experiment, most: float) -> str | None:
     privacy = experiment.config.privacy
     if privacy is None or privacy.hides_clients or privacy.seeded or privacy.noise_multiplier == 0:
         return f"training {_UNNOISED}"
-    return _SUMMED if experiment.config.sums_moments else None
+    return _summing(experiment, sums=False)
 
 
 def _spending(work: OperationWork, most: float) -> str | None:
@@ -263,6 +267,7 @@ RULES: Mapping[str, tuple[_OfExperiment | None, _OfOperation | None]] = {
     "min_batch": _of_training(_too_small),
     "secure_sum": (_secure, _unsummed),
     "report_metrics": (None, _measuring),
+    "pixel_sums": (_summing, None),
     "max_epsilon": (_private, _spending),
 }
 """The lines of `[allow]` that refuse experiments and operations. Others are read where they are needed."""

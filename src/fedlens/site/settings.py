@@ -99,6 +99,9 @@ class SiteAllow(_Table):
     report_metrics: bool = Field(
         True, description="false: nothing is evaluated, and updates have no losses and counts beside them"
     )
+    pixel_sums: bool = Field(
+        True, description="false: refuses experiments without mean and std, for which sites sum pixels"
+    )
     max_epsilon: float | None = Field(
         None,
         gt=0,

@@ -143,6 +143,7 @@ EXPERIMENTS: list[tuple[str, Any, Any, Mapping[str, Any]]] = [
     ("secure_sum", "only", "any", {}),
     ("secure_sum", "only", "any", {**SECURE, "aggregate": {"name": "quantized"}}),
     ("secure_sum", "only", "any", {**SECURE, "data": {"dataset": {**FORM, "test": "digits"}}}),
+    ("pixel_sums", False, True, {"data": {"dataset": FORM}}),
     ("max_epsilon", 1.0, None, {}),
     ("max_epsilon", 1.0, None, {**NOISED, "privacy": {**EXAMPLE, "noise": "seeded"}}),
     ("max_epsilon", 1.0, None, {**NOISED, "privacy": {**EXAMPLE, "unit": "client"}}),
