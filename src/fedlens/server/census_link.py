@@ -14,7 +14,6 @@ from fedlens.base.errors import DecodingError, RunFailed
 from fedlens.core.types import Payload
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message
-from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.link import Arrived, Link
 from fedlens.engines.links.post import REASONS, Post
@@ -110,7 +109,7 @@ class CensusLink(Link):
         self._sites: dict[str, _Site] = {}
         self._records: list[SiteRecord] = []
         self._read_at: int | None = None
-        self._terms = ExperimentTerms(record.until, record.agreement)
+        self._terms = record.terms
 
     # -- the four methods of a link -------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ def write_dossier(
     trial = trial_round(planned, clients or max(len(sites), planned.config.engine["min_sites"]))
     promise = _promise(trial)
     terms, test = terms or ExperimentTerms(), planned.config.data.dataset.get("test")
+    kept = ServedRuns(federation.folder)
     context = {
         "title": f"Dossier of '{planned.config.name}'",
         "aside": f"federation {federation.name}",
@@ -91,7 +92,7 @@ def write_dossier(
         "words": {site.name: federation.words(site) for site in known if site.name in sites},
         "purpose": purpose,
         "images": IMAGES,
-        "keeps_days": ServedRuns(federation.folder).days,
+        "keeps_days": kept.days_of(RunDir(experiment)) if isinstance(experiment, Path) else kept.days,
         "keeps": trial.keeps,
         "messages": [_census(trial, sites, sums), *_messages(trial)],
         "promise": promise,

@@ -17,6 +17,7 @@ from time import time
 from typing import Any
 
 from fedlens.base.format import many
+from fedlens.core.wire.terms import DEFAULT_DAYS
 from fedlens.files.chained_log import ChainedLog, read_chained
 from fedlens.files.lock import locked
 from fedlens.files.text_files import read_json
@@ -24,8 +25,8 @@ from fedlens.identity.authority import day
 from fedlens.identity.private_files import one_writer, write_private
 from fedlens.run.rundir import RunDir
 from fedlens.server.event_log import DAY
+from fedlens.server.serve_record import ServeRecord
 
-DEFAULT_DAYS = 365
 _FILE = "keep.json"
 
 
@@ -105,11 +106,16 @@ class ServedRuns:
         with one_writer(self._path.parent):
             write_private(self._path, json.dumps(change(self._read())).encode())
 
+    def days_of(self, run: RunDir) -> int:
+        """Days until a run is purged: never more than those of its terms, which the sites have approved."""
+        record = ServeRecord.read(run)
+        return self.days if record is None else min(self.days, record.keep_days)
+
     def due(self, now: float) -> list[RunDir]:
         """The runs that were not purged and whose log is older than the retention."""
         runs = [RunDir(path) for path in self.paths]
         logged = [run for run in runs if run.serve_log_path.exists() and purged_on(run) is None]
-        return [run for run in logged if now - run.serve_log_path.stat().st_mtime > self.days * DAY]
+        return [run for run in logged if now - run.serve_log_path.stat().st_mtime > self.days_of(run) * DAY]
 
 
 def purged_on(run: RunDir) -> str | None:

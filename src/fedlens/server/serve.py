@@ -123,7 +123,8 @@ def serve(served: Served, progress: ServeProgress) -> Result:
     }  # another run than one with them
     new = ServeRecord.new(settings, registry.root, site_part(config))
     terms = read_terms(served.until, served.agreement)
-    new = replace(new, until=terms.until, agreement=terms.agreement)
+    runs = ServedRuns(registry.folder)
+    new = replace(new, until=terms.until, agreement=terms.agreement, keep_days=runs.days)
     with ExitStack() as stack:
         allow_connections()
         sockets = listening_sockets(served.bind, registry.port)
@@ -131,7 +132,6 @@ def serve(served: Served, progress: ServeProgress) -> Result:
             stack.callback(each.close)
         directory, record = run_to_serve(served.out, config.name, new)
         stack.enter_context(locked(directory.path / "serve.lock", f"the run {directory.path}"))
-        runs = ServedRuns(registry.folder)
         if without and record.attempt == 0:
             record, begins = begin_without(directory, record, without, runs, digest_of(source.values))
             progress.note(f"without {', '.join(without)}, {begins}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
+from fedlens.core.wire.terms import DEFAULT_DAYS, ExperimentTerms
 from fedlens.files.atomic_files import sweep, write_atomically
 from fedlens.files.text_files import read_json
 from fedlens.run.rundir import RunDir, new_run_id
@@ -26,7 +27,7 @@ class ServeRecord:
         experiment: SHA-256 of the settings as the user wrote them, in hexadecimal.
         root: SHA-256 of the federation's root certificate, in hexadecimal.
         contract: the settings that the sites approve, as TOML. They stay, whatever later versions would write.
-        until, agreement: those of `ExperimentTerms`.
+        until, agreement, keep_days: those of `ExperimentTerms`.
     """
 
     run: str
@@ -36,6 +37,12 @@ class ServeRecord:
     contract: str
     until: str | None = None
     agreement: str | None = None
+    keep_days: int = DEFAULT_DAYS
+
+    @property
+    def terms(self) -> ExperimentTerms:
+        """What the sites approve beside the contract, without the sites."""
+        return ExperimentTerms(self.until, self.agreement, keep_days=self.keep_days)
 
     @classmethod
     def new(cls, settings: Mapping[str, Any], root: bytes, contract: str) -> ServeRecord:
@@ -49,7 +56,8 @@ class ServeRecord:
 
     def with_terms(self, other: ServeRecord) -> ServeRecord:
         """The record with the terms that another one has; the sites have to approve what is new in them."""
-        return replace(self, until=other.until or self.until, agreement=other.agreement or self.agreement)
+        until, agreement = other.until or self.until, other.agreement or self.agreement
+        return replace(self, until=until, agreement=agreement, keep_days=other.keep_days)
 
     def same(self, other: ServeRecord) -> bool:
         """Whether both are of the same experiment in the same federation."""
@@ -61,9 +69,10 @@ class ServeRecord:
         content = read_json(run.serve_path)
         if content is None:
             return None
-        given = {"until": None, "agreement": None, **content}  # runs of earlier versions have no terms
+        # Runs of earlier versions have no terms.
+        given = {"until": None, "agreement": None, "keep_days": DEFAULT_DAYS, **content}
         kinds: dict[str, tuple[type, ...]] = {
-            each.name: (int,) if each.name == "attempt" else (str,) for each in fields(cls)
+            each.name: (int,) if each.name in ("attempt", "keep_days") else (str,) for each in fields(cls)
         }
         kinds |= {name: (str, type(None)) for name in ("until", "agreement")}
         if given.keys() != kinds.keys() or not all(type(given[n]) in kind for n, kind in kinds.items()):

@@ -20,7 +20,7 @@ from fedlens.base.errors import ConfigError, IdentityError
 from fedlens.base.parse_text import parse_json
 from fedlens.base.printable import printable
 from fedlens.base.shell_command import quoted_command
-from fedlens.core.wire.terms import MOST_PEERS, ExperimentTerms, is_day, is_digest
+from fedlens.core.wire.terms import MOST_PEERS, ExperimentTerms, is_day, is_days, is_digest
 from fedlens.files.atomic_files import refuse_link
 from fedlens.identity.authority import day
 from fedlens.identity.keys import KeyPair, fingerprint_of
@@ -45,7 +45,7 @@ class Matter:
         run: the run of the server.
         experiment: SHA-256 of the settings, in hexadecimal.
         rounds: how many rounds it has.
-        until, agreement: those of the terms.
+        until, agreement, keep_days: those of the terms.
         peers: SHA-256 of the identity key of each site that takes part, by name.
         files: SHA-256 of each file of `[files]` that the experiment names, by that name.
     """
@@ -57,6 +57,7 @@ class Matter:
     rounds: int
     until: str | None
     agreement: str | None
+    keep_days: int
     peers: Mapping[str, str]
     files: Mapping[str, str]
 
@@ -77,6 +78,9 @@ class Matter:
             before, after = vars(self)[name], vars(now)[name]
             if before != after:
                 return f"{thing} has changed since the approval, from {before or 'none'} to {after or 'none'}"
+        if now.keep_days > self.keep_days:
+            days = f"from {self.keep_days:,} to {now.keep_days:,} days"
+            return f"the retention at the server has grown since the approval, {days}"
         if self.run != now.run:
             return "the experiment is served as another run than the one that was approved"
         return None
@@ -170,14 +174,14 @@ def matter_of(value: Any) -> Matter:
     match value:
         case {
             "root": root, "site": str(site), "run": str(run), "experiment": experiment, "rounds": int(rounds),
-            "until": until, "agreement": agreement, "peers": dict(peers), "files": dict(files),
+            "until": until, "agreement": agreement, "keep_days": keep_days, "peers": dict(peers), "files": dict(files),
         } if (
-            len(value) == 9 and is_digest(root) and is_digest(experiment)
+            len(value) == 10 and is_days(keep_days) and is_digest(root) and is_digest(experiment)
             and (until is None or is_day(until)) and (agreement is None or is_digest(agreement))
             and len(peers) <= MOST_PEERS and all(map(is_digest, peers.values()))
             and all(map(is_digest, files.values()))
         ):  # fmt: skip
-            return Matter(root, site, run, experiment, rounds, until, agreement, peers, files)
+            return Matter(root, site, run, experiment, rounds, until, agreement, keep_days, peers, files)
     raise _damaged()
 
 
@@ -222,7 +226,7 @@ class Approvals:
         files = {name: contract.site.files[line] for name, line in contract.files().items()}
         return Matter(
             root, self.site, run, contract.digest, rounds if type(rounds) is int else 0,
-            terms.until, terms.agreement, terms.fingerprints, files,
+            terms.until, terms.agreement, terms.keep_days, terms.fingerprints, files,
         )  # fmt: skip
 
     def put(self, decision: Decision, contract: Contract) -> Path:

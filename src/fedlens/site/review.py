@@ -159,6 +159,7 @@ class Review:
             "rounds": matter.rounds,
             "until": terms.until,
             "agreement": terms.agreement,
+            "keep_days": terms.keep_days,
             "peers": words,
             "leaves": self.leaves(),
             "rules": {"sha256": self.contract.site.digest, **self.contract.site.rules()},
@@ -170,7 +171,7 @@ class Review:
 
     def lines(self) -> list[str]:
         """The same for a person, without characters that a terminal would obey."""
-        plain = self.to_plain()
+        plain, days = self.to_plain(), many(self.terms.keep_days, "day")
         peers = [f"    {name:16} {words}" for name, words in plain["peers"].items()]
         return [
             *self.contract.lines(),
@@ -179,6 +180,8 @@ class Review:
             f"run: {printable(plain['run'], line_feeds=False)}, {plain['rounds']} rounds",
             f"last day: {plain['until'] or 'none'}",
             f"data use agreement, SHA-256: {plain['agreement'] or 'none'}",
+            f"the server keeps checkpoints, states, recordings and answers: {days} after the last "
+            "event of the run; no program here can check this promise",
             f"sites that take part ({len(peers)}), each with its eight words:",
             *peers,
             "what a client sends, as a round with made-up images does:",

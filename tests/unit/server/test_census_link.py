@@ -467,12 +467,13 @@ def test_a_run_ends_after_its_last_day(tmp_path: Path, monkeypatch: pytest.Monke
     run = Run(tmp_path, "a")
     run.sites = CensusLink(
         run.link, run.federation.registry, run.federation.key,
-        replace(run.record, until="2099-01-31", agreement="0a" * 32), EventLog(run.path), clock=lambda: 0.0,
+        replace(run.record, until="2099-01-31", agreement="0a" * 32, keep_days=90), EventLog(run.path),
+        clock=lambda: 0.0,
     )  # fmt: skip
     monkeypatch.setattr(census_link, "time", lambda: 4073587200.0 - 1)
     run.sites.collect(0, ())
     terms = ExperimentTerms.from_plain(run.link.told["a"][-1].details["terms"])
-    assert (terms.until, terms.agreement) == ("2099-01-31", "0a" * 32)
+    assert (terms.until, terms.agreement, terms.keep_days) == ("2099-01-31", "0a" * 32, 90)
     monkeypatch.setattr(census_link, "time", lambda: 4073587200.0)  # 2099-02-01, UTC
     with pytest.raises(RunFailed, match=r"the last day of the run, 2099-01-31 \(UTC\), is over"):
         run.sites.collect(0, ())

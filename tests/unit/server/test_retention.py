@@ -37,10 +37,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Experiment(**SETTINGS).run(tmp_path_factory.mktemp("runs") / "run", report=False).directory
 
 
-def served(trained: Path, folder: Path) -> RunDir:
+def served(trained: Path, folder: Path, keep_days: int = 365) -> RunDir:
     """A copy of the run that looks as one of `fedlens serve`."""
     run = RunDir(shutil.copytree(trained, folder))
-    record = ServeRecord("run", 0, "e" * 64, "f" * 64, "").started(run)
+    record = ServeRecord("run", 0, "e" * 64, "f" * 64, "", keep_days=keep_days).started(run)
     assert record.attempt == 1
     run.serve_log_path.touch()
     return run
@@ -79,7 +79,7 @@ def test_an_unfinished_run_is_not_served_again_after_a_purge(
 
 def test_a_federation_keeps_its_runs_for_some_days(trained: Path, tmp_path: Path) -> None:
     registry = federation_in(tmp_path)
-    old, new = served(trained, tmp_path / "old"), served(trained, tmp_path / "new")
+    old, new = served(trained, tmp_path / "old", 20_000), served(trained, tmp_path / "new")
     for run in (old, new, old):
         ServedRuns(registry.folder).add(run.path)
     os.utime(old.serve_log_path, (1e9, 1e9))
@@ -92,6 +92,17 @@ def test_a_federation_keeps_its_runs_for_some_days(trained: Path, tmp_path: Path
     assert not old.checkpoint_path.exists()
     assert "nothing is due" in ran("purge", "--federation", registry.folder)
     assert "not both" in refused("purge")
+
+
+def test_a_run_is_not_kept_for_longer_than_its_sites_have_approved(trained: Path, tmp_path: Path) -> None:
+    kept = ServedRuns(federation_in(tmp_path).folder)
+    kept.add((run := served(trained, tmp_path / "run", 30)).path)
+    kept.keep(365)
+    last = run.serve_log_path.stat().st_mtime
+    assert not kept.due(last + 29 * 86_400)
+    assert kept.due(last + 31 * 86_400) == [run]
+    kept.keep(7)
+    assert kept.due(last + 8 * 86_400) == [run]
 
 
 __all__ = ["served"]

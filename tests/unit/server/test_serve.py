@@ -23,6 +23,7 @@ from fedlens.files.lock import locked
 from fedlens.run.rundir import RunDir
 from fedlens.server import sockets
 from fedlens.server.census_link import CensusLink
+from fedlens.server.retention import ServedRuns
 from fedlens.server.serve import Served, plan_at_sites, serve
 from fedlens.server.serve_record import ServeRecord
 from fedlens.settings.config_source import read_source
@@ -56,9 +57,13 @@ def same_as_simulated(directory: Path, folder: Path) -> None:
 
 def test_a_served_run_is_that_of_a_simulation(tmp_path: Path) -> None:
     wards = Wards(tmp_path)
+    ServedRuns(wards.federation.registry.folder).keep(90)
     with wards.at_work():
         result = wards.serve()
     same_as_simulated(result.directory, tmp_path)
+    record = ServeRecord.read(RunDir(result.directory))
+    assert record is not None
+    assert record.keep_days == 90
     assert {name: site.outcome for name, site in wards.sites.items()} == dict.fromkeys(NAMES, "finished")
     assert [site.rows for site in wards.sites.values()] == [{name: row} for row, name in enumerate(NAMES)]
     kinds = [event["event"] for event in events(result.directory)]

@@ -78,11 +78,13 @@ def test_a_resumed_run_keeps_its_terms_until_others_are_given(tmp_path: Path) ->
     first = replace(NEW, until="2027-01-31", agreement="0a" * 32)
     made("1", first)
     assert run_to_serve(None, "wards", NEW)[1] == replace(first, attempt=1)
-    later = replace(NEW, until="2027-03-31")
+    later = replace(NEW, until="2027-03-31", keep_days=90)
     run, record = run_to_serve(None, "wards", later)
-    assert (record.until, record.agreement) == ("2027-03-31", "0a" * 32)
+    assert (record.until, record.agreement, record.keep_days) == ("2027-03-31", "0a" * 32, 90)
     record.started(run)
     assert run_to_serve(run.path, "wards", NEW)[1].until == "2027-03-31"
-    old = {key: value for key, value in asdict(NEW).items() if key not in ("until", "agreement")}
+    old = asdict(NEW)
+    for name in ("until", "agreement", "keep_days"):
+        del old[name]
     run.serve_path.write_text(json.dumps(old))  # of a version without terms
     assert ServeRecord.read(run) == NEW

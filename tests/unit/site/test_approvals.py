@@ -118,6 +118,7 @@ def test_an_approval_holds_for_what_it_names_until_its_last_day(site: Site) -> N
     other = {**site.review.terms.peers, "ward-b": LATER.public}
     fewer = {"ward-b": OTHER.public}
     assert not site.missing(terms=site.terms(peers=fewer))  # one that leaves changes nothing
+    assert not site.missing(terms=site.terms(keep_days=30))  # the server may keep less
     for changes, said in (
         ({"terms": site.terms(peers=later)}, "the sites have changed since the approval: ward-d is new; look again"),
         ({"terms": site.terms(peers=other)}, "ward-b has another key"),
@@ -125,6 +126,7 @@ def test_an_approval_holds_for_what_it_names_until_its_last_day(site: Site) -> N
         ({"terms": site.terms(until=None)}, "the end date has changed"),
         ({"terms": site.terms(agreement="0b" * 32)}, "the data use agreement has changed"),
         ({"terms": site.terms(agreement=None)}, "the data use agreement has changed"),
+        ({"terms": site.terms(keep_days=366)}, "retention at the server has grown since the approval, from 365 to 366"),
         ({"run": "run-2"}, "another run"),
     ):  # fmt: skip
         assert said in site.missing(**changes), said
@@ -135,6 +137,17 @@ def test_an_approval_holds_for_what_it_names_until_its_last_day(site: Site) -> N
     # The file of an approval in the folder of another experiment counts for nothing there.
     shutil.copytree(path.parent, path.parent.with_name(other_contract.digest))
     assert "the decision is on another experiment" in site.missing(contract=other_contract)
+
+
+def test_an_approval_that_names_no_days_of_retention_does_not_count(site: Site) -> None:
+    path = site.decide()
+    content = json.loads(path.read_text())
+    del content["matter"]["keep_days"]
+    path.write_text(json.dumps(content))
+    assert "it is no decision on an experiment, or it is damaged" in site.missing()
+    assert "delete the file, and decide again" in site.missing()
+    site.decide()
+    assert not site.missing()
 
 
 def test_an_approval_binds_the_files_that_the_experiment_names(site: Site) -> None:
@@ -360,7 +373,7 @@ def test_an_experiment_is_decided_on_another_machine(site: Site, tmp_path: Path)
     [
         {"site": "../ward\x1b[31m"},
         {"root": "MTIz"},
-        {"terms": {"until": None, "agreement": None, "peers": dict.fromkeys(map(str, range(20_000)), "")}},
+        {"terms": {**ExperimentTerms().to_plain(), "peers": dict.fromkeys(map(str, range(20_000)), "")}},
         {"settings": "\x1b[31m" * 10_000},
         {"settings": "x" * 2**23},
         {"allow": {"max_rounds": "\x1b[31m"}},
@@ -381,7 +394,8 @@ def test_what_is_shown_has_no_character_that_a_terminal_obeys(site: Site) -> Non
     review = replace(site.review, run="run\x1b[31m\n\u202e")
     assert all(line.isprintable() for line in review.lines())
     shown = "\n".join(review.lines())
-    for each in ("last day: 2099-01-31", "0a" * 32, "ward-b", review.contract.digest, "2 rounds"):
+    kept = "answers: 365 days after the last event of the run; no program here"
+    for each in ("last day: 2099-01-31", kept, "0a" * 32, "ward-b", review.contract.digest, "2 rounds"):
         assert each in shown
     assert len(review.to_plain()["peers"]["ward-b"].split()) == 8
     with pytest.raises(IdentityError):

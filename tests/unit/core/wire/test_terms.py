@@ -12,7 +12,7 @@ from fedlens.core.wire.terms import MOST_PEERS, ExperimentTerms
 from fedlens.identity.keys import KeyPair
 
 A, B = KeyPair.make().public, KeyPair.make().public
-TERMS = ExperimentTerms("2027-01-31", "0f" * 32, {"ward-b": B, "ward-a": A})
+TERMS = ExperimentTerms("2027-01-31", "0f" * 32, {"ward-b": B, "ward-a": A}, 90)
 
 
 def text(key: bytes) -> str:
@@ -35,7 +35,10 @@ def test_terms_come_back() -> None:
         ({"until": "\x1b[31m" + 10**6 * "9"}, "no date"),
         ({"agreement": "0F" * 32}, "no SHA-256"),
         ({"agreement": 7}, "no SHA-256"),
-        ({"peers": [["ward-a", text(A)]]}, "until, agreement and peers"),
+        ({"keep_days": 0}, "no number of days: 0"),
+        ({"keep_days": 36_501}, "no number of days"),
+        ({"keep_days": True}, "no number of days"),
+        ({"peers": [["ward-a", text(A)]]}, "until, agreement, peers and keep_days"),
         ({"peers": {"../ward": text(A)}}, "no site"),
         ({"peers": {"WARD": text(A)}}, "no site"),
         ({"peers": {"server": text(A)}}, "no site"),
@@ -44,7 +47,7 @@ def test_terms_come_back() -> None:
         ({"peers": {"ward-a": None}}, "no site"),
         ({"peers": {"ward-a": text(A), "ward-b": text(A)}}, "two sites have one key"),
         ({"peers": dict.fromkeys(map(str, range(10**6)), "")}, f"at most {MOST_PEERS:,}"),
-        ({"more": 1}, "until, agreement and peers"),
+        ({"more": 1}, "until, agreement, peers and keep_days"),
     ],
 )
 def test_hostile_terms_are_a_short_sentence(changes: dict[str, Any], said: str) -> None:
@@ -56,5 +59,5 @@ def test_hostile_terms_are_a_short_sentence(changes: dict[str, Any], said: str) 
 
 @pytest.mark.parametrize("told", [None, [], "terms", 7, {}])
 def test_what_is_no_terms_is_refused(told: Any) -> None:
-    with pytest.raises(DecodingError, match="until, agreement and peers"):
+    with pytest.raises(DecodingError, match="until, agreement, peers and keep_days"):
         ExperimentTerms.from_plain(told)
