@@ -225,6 +225,8 @@ def eight(do: Play) -> None:
     do.end("server")
     do.end("ward-c")
     do("server", "fedlens federation withdraw hospitals ward-c")
+    shutil.move(do.root / "server" / "ward-c-withdrawn.json", do.root / "ward-c")
+    do("ward-c", "fedlens site receipt ward-c-withdrawn.json")
     do.serve(f"hospitals.toml --federation hospitals {TERMS} --without ward-c")
     for site in ("ward-a", "ward-b"):
         do.approve(site)

@@ -283,33 +283,43 @@ def withdraw(
         list[Path] | None,
         typer.Option(metavar="DIR", help="Look here too, for run directories that were moved or copied."),
     ] = None,
+    passphrase_file: PassphraseFile = None,
     debug: Debug = False,
 ) -> None:
     """Revoke a site, delete what the server has of it in all runs, and name the rounds and models that it is in.
 
     Recordings of its rounds, checkpoints from its first round on, states and journals go, in the runs that the
-    federation has served. A model cannot forget: see 'fedlens serve --without'.
+    federation has served. A model cannot forget: see 'fedlens serve --without'. SITE-withdrawn.json is the receipt,
+    signed by the server, which the site checks with 'fedlens site receipt'.
     """
     with reported(debug):
         from fedlens.base.errors import RunDirectoryError
         from fedlens.base.shell_command import shell_command
         from fedlens.identity.authority import day
+        from fedlens.identity.federation_folder import FederationFolder
+        from fedlens.identity.private_files import write_private
+        from fedlens.identity.receipt import write_receipt
         from fedlens.server.serve_record import ServeRecord
         from fedlens.server.withdraw import has_site, served_runs, withdraw
 
-        federation = _open(folder)
+        _open(folder)
+        federation = FederationFolder(folder, key_passphrase(folder / "identity.pem", passphrase_file))
+        federation.identity()  # a wrong passphrase ends it before anything is deleted
         federation.revoke(site)
-        say(f"{site} is revoked")
+        lines = [f"{site} is revoked"]
+        say(*lines)
         found, moved = served_runs(federation.folder, federation.root, runs or ())
         busy = record = None
         for run in (each for each in found if has_site(each, site)):
             record = ServeRecord.read(run)
             try:
-                say(*_withdrawn(withdraw(run, site)))
+                lines += (done := _withdrawn(withdraw(run, site)))
+                say(*done)
             except RunDirectoryError as error:
                 hint = "stop its server, and withdraw again"
                 busy = RunDirectoryError(f"{site} is NOT withdrawn from {run.path}: {error.what}", hint=hint)
         for path in moved:
+            lines.append(f"not found, so nothing is deleted there: {path}")
             complain("warning", f"{path} is not there any more: name the folder of each copy with --runs")
         if busy is not None:
             raise busy
@@ -317,8 +327,12 @@ def withdraw(
         again = shell_command(
             "serve", "FILE", federation=folder, until=until, agreement=agreement, without=site
         )
+        lines.append(f"{site} is withdrawn from all runs of {federation.name}; now it is {day(time.time())}")
+        receipt = Path(f"{site}-withdrawn.json")
+        write_private(receipt, write_receipt(federation, site, "\n".join(lines), time.time()))
         say(
-            f"{site} is withdrawn from all runs of {federation.name}; now it is {day(time.time())}",
+            lines[-1],
+            f"written: {receipt}, signed; at the site: {shell_command('site', 'receipt', receipt)}",
             f"Its name and its numbers stay in rosters, logs, results and pages. A model without it: {again}",
         )
 

@@ -226,6 +226,26 @@ def purge(
             )
 
 
+def receipt(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'fedlens federation withdraw' wrote.")],
+    folder: Folder = _FOLDER,
+    debug: Debug = False,
+) -> None:
+    """Show the receipt of a withdrawal, if the server of this federation has signed it for this site."""
+    with reported(debug):
+        from fedlens.base.printable import printable
+        from fedlens.identity.authority import day
+        from fedlens.identity.receipt import read_receipt
+        from fedlens.identity.site_keys import SiteKeys
+
+        keys = SiteKeys(_inside(folder))
+        text, time = read_receipt(file, keys)
+        say(
+            f"signed by the server of {keys.federation} for {keys.name}, on {day(time)}, and not changed since:",
+            *(f"    {line}" for line in printable(text).splitlines()),
+        )
+
+
 def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False) -> None:
     """Show the site's name, words, certificate, approved experiments and last contact; asks nobody."""
     with reported(debug, as_json) as output:
@@ -342,5 +362,6 @@ site.command("decide")(decide)
 site.command("start")(start)
 site.command("purge")(purge)
 site.command("leave")(leave)
+site.command("receipt")(receipt)
 site.command("log")(log)
 site.command("show")(show)

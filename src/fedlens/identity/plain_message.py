@@ -24,8 +24,10 @@ def write_message(values: Mapping[str, str | int | bytes]) -> bytes:
     return json.dumps(plain, sort_keys=True).encode()
 
 
-def read_message(content: bytes, kinds: Mapping[str, type], thing: str) -> dict[str, Any]:
-    """The values of a message from a stranger, which has exactly the keys of `kinds`.
+def read_message(
+    content: bytes, kinds: Mapping[str, type], thing: str, largest: int = LARGEST_MESSAGE
+) -> dict[str, Any]:
+    """The values of a message from a stranger, which has exactly the keys of `kinds` and at most `largest` bytes.
 
     Raises `IdentityError` that names `thing`; no value is in its text, since values are secrets.
 
@@ -36,8 +38,8 @@ def read_message(content: bytes, kinds: Mapping[str, type], thing: str) -> dict[
     fedlens.base.errors.IdentityError: the invitation is damaged: it needs exactly: port (int).
     """
     try:
-        if len(content) > LARGEST_MESSAGE:
-            raise ValueError(f"it is larger than {LARGEST_MESSAGE:,} bytes")
+        if len(content) > largest:
+            raise ValueError(f"it is larger than {largest:,} bytes")
         values = parse_json(content)
         plain = {key: str if kind is bytes else kind for key, kind in kinds.items()}
         if not isinstance(values, dict) or {key: type(values[key]) for key in values} != plain:

@@ -23,6 +23,13 @@ from tests.unit.server.serve_kit import Wards, _OneRow, write_experiment
 from tests.unit.server.test_serve import lines
 
 LEFT = "ward-c"
+RECEIPT = f"{LEFT}-withdrawn.json"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receipts are written there."""
+    monkeypatch.chdir(tmp_path)
 
 
 def having(folder: Path, parts: set[bytes]) -> set[str]:
@@ -79,10 +86,17 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
         assert "is in use by process" in failed
         assert f"{LEFT} is NOT withdrawn from {run.path}" in failed
         assert "withdrawn from all runs" not in failed
+        assert not Path(RECEIPT).exists()
     assert registry.site(LEFT).state == "revoked"
     assert having(run.path, sent)
     said = ran("federation", "withdraw", registry.folder, LEFT, "--runs", tmp_path / "backup")
     assert f"--until 2099-01-31 --without {LEFT}\n" in said
+    keys = wards.sites[LEFT].keys.folder
+    own = keys.rename(keys.with_name("keys")).parent
+    shown = ran("site", "receipt", RECEIPT, "--folder", own)
+    assert shown.startswith(f"signed by the server of hospitals for {LEFT}, on 20")
+    for line in said.partition("written: ")[0].splitlines():
+        assert f"    {line}\n" in shown
     for path in (run.path, copy):
         assert (
             f"{path}: in rounds 0 to 2; models: model.safetensors, best.safetensors\n    deleted: checkpoint ("
