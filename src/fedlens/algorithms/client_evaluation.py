@@ -23,8 +23,10 @@ from fedlens.core.protocol import (
     FederationInfo,
     Metrics,
     ModelSpec,
+    Op,
     Outcome,
     Payload,
+    Program,
     Request,
     RoundContext,
 )
@@ -97,6 +99,27 @@ class EvaluateOwn:
         return self.task.condensed(found).to_payload()
 
 
+@dataclass(frozen=True)
+class EvaluateInTotals:
+    """`EvaluateOwn`, or an operation with such a reply, at a site that sends `Task.totals` alone."""
+
+    evaluate: Op
+    task: Task
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """Changes nothing."""
+        found = self.evaluate(payload, client, rng).payload.items()
+        parts = {when: self.task.in_totals(Measured.from_payload(part)) for when, part in found}
+        return Outcome({when: part.to_payload() for when, part in parts.items()})
+
+
+def in_totals(program: Program, task: Task) -> Program:
+    """The program of a site that sends `Task.totals` alone of its evaluations."""
+    if (own := program.ops.get(EVALUATE_OWN)) is None:
+        return program
+    return replace(program, ops={**program.ops, EVALUATE_OWN: EvaluateInTotals(own, task)})
+
+
 def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled: bool = False) -> Evaluation:
     """Asks clients to evaluate the model on their held-out examples, and returns the spread over them.
 
@@ -115,6 +138,8 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
 
     Each reply's metrics get the values of its client (see `client_values`), which the run records by client.
 
+    If a client sends `Task.totals` alone, the metrics of all clients together are those that its totals define.
+
     A client is refused whose measurements cannot be read, or give a share outside [0, 1] (`Task.shares`).
 
     Returns nothing if no client answers because sites do not allow it. Raises `RunFailed` if none does otherwise.
@@ -126,6 +151,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     most = max(_SPARSE, (ctx.federation.classes + 1) ** 2)
     after: list[Mapping[str, float]] = []
     before: list[Mapping[str, float]] = []
+    limited: set[str] | None = None  # the metrics of clients that sent totals alone
     reason, forbids = "no client was asked", False
     for answer in (yield ask):
         if isinstance(answer, Failure):
@@ -135,9 +161,11 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
         try:
             sent = downloaded(answer.payload)
             found = Measured.from_payload(sent["after"], most)
-            tuned = "before" in sent
-            of_client = task.metrics(found)
-            untuned = task.metrics(Measured.from_payload(sent["before"], most)) if tuned else {}
+            of_client, alone = task.metrics(found), task.has_only_totals(found)
+            untuned: Mapping[str, float] = {}
+            if tuned := "before" in sent:
+                first = Measured.from_payload(sent["before"], most)
+                untuned, alone = task.metrics(first), alone or task.has_only_totals(first)
             fault = task.metric_fault(of_client) or task.metric_fault(untuned)
             if pooled and fault is None:
                 summed.add(found)
@@ -149,6 +177,8 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
             continue
         after.append(of_client)
         before += [untuned] if tuned else []
+        if alone:
+            limited = (limited or set()) | of_client.keys()
         # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.
         values = client_values(int(held_out[int(answer.client)]), of_client, untuned)
         answer.metrics = {**answer.metrics, **values}
@@ -158,7 +188,10 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
         raise RunFailed(f"no client could be measured: {reason}")
     metrics: Metrics = {}
     if pooled:
-        metrics |= {f"validation_{name}": value for name, value in task.metrics(summed.result()).items()}
+        together = summed.result() if limited is None else task.in_totals(summed.result())
+        metrics |= {f"validation_{name}": value for name, value in task.metrics(together).items()}
+    if limited is not None:  # a mean over some of the clients would pass for one over all
+        after, before = ([_only(row, limited) for row in rows] for rows in (after, before))
     metrics |= spread(after, task.errors)
     for name, value in spread(before, task.errors).items():
         metrics |= {f"{name}_before": value} if name.endswith("_mean") else {}
@@ -218,6 +251,10 @@ def spread(
     return metrics
 
 
+def _only(row: Mapping[str, float], names: Collection[str]) -> Mapping[str, float]:
+    return {name: value for name, value in row.items() if name in names}
+
+
 def _chosen(ctx: RoundContext, who: Who) -> list[ClientId]:
     clients = ctx.federation.holding_out
     if isinstance(who, int) and who < len(clients):
@@ -226,7 +263,7 @@ def _chosen(ctx: RoundContext, who: Who) -> list[ClientId]:
 
 
 def disclosure(task: Task, federation: FederationInfo) -> str:
-    """What measured clients tell the server, in a sentence."""
+    """What measured clients tell the server, in a sentence; a site may send `Task.totals` alone."""
     each = (
         " After the last round it also sends, for each of these images, the label, its probability and the five most "
         "probable classes."

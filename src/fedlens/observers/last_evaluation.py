@@ -279,7 +279,8 @@ def final_evaluation(
     mistakes = most_confident(rows) if rows else {}
     pictured = built.config.keeps_images and len(dataset.input_shape) == 3 and len(mistakes.get("index", ()))
     kept = built.task.recorded(measured, len(dataset.classes))
-    clients = sorted(of_clients) if built.task.annotates == "masks" else []
+    whole = [client for client, each in of_clients.items() if not built.task.has_only_totals(each)]
+    clients = sorted(whole) if built.task.annotates == "masks" else []
     return FinalEvaluation(
         round,
         dataset.kind,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedlens import __version__
+from fedlens.algorithms.client_evaluation import in_totals
 from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Answer, Ask, ClientStates, Program, Reply
@@ -113,10 +114,11 @@ class _Watched(Executor):
         return answer
 
 
-def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRound:
+def trial_round(planned: Plan, clients: int, at_site: bool = False, totals: bool = False) -> TrialRound:
     """Trains `clients` clients for one step each, and evaluates the model as the experiment says.
 
-    With `at_site` the plan is the part of the experiment that sites get. Raises `ConfigError` for what `fedlens serve`
+    With `at_site` the plan is the part of the experiment that sites get; with `totals` they send `Task.totals` alone,
+    if the task has any. Raises `ConfigError` for what `fedlens serve`
     refuses, `DataError` if the server's test data are missing, and `RunFailed` if an operation fails.
     """
     config, local = planned.config, planned.config.local
@@ -142,7 +144,8 @@ def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRoun
     built = build(shortened, data_dir, False, engine=_MadeUpSites(trial, clients), roster=roster, here=here)
     driver = Driver(built.engine, states, trial.answered)
     trial.rows = driver.tally.traffic.rows
-    built.engine.open(built.program, states)
+    sends_totals = totals and built.task.known_totals()
+    built.engine.open(in_totals(built.program, built.task) if sends_totals else built.program, states)
     try:
         state = built.algorithm.init(built.model, built.federation)
         for number in range(1, _MOST_ROUNDS):

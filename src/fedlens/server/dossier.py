@@ -262,7 +262,8 @@ def _risks(trial: TrialRound, promise: dict[str, Any] | None, sums_images: bool)
         yield [
             "results on held-out images",
             "a sum for one class may be of one image, and a server can send a model that lets one image decide a sum",
-            "evaluation.clients = 'none', and test images at the server (data.dataset.test)",
+            "report_metrics = 'totals' in site.toml, without sums for classes; evaluation.clients = 'none', and test "
+            "images at the server (data.dataset.test)",
         ]
     if sums_images:
         yield [

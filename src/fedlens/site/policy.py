@@ -46,6 +46,7 @@ class OperationWork:
         batch: the images behind each of these steps.
         summed: whether it is a part of a secure sum.
         measures: whether what it sends are losses and counts.
+        totals: whether some of these are sums over all images that it measures.
         known: False for an operation whose training does not follow from the settings.
         epsilon: of one example of the client after all operations so far and this one; None if its noise is known, and
             the client is not. Infinite for what has no noise for each example.
@@ -57,6 +58,7 @@ class OperationWork:
     batch: int | None = None
     summed: bool = False
     measures: bool = False
+    totals: bool = False
     known: bool = True
     epsilon: float | None = math.inf
 
@@ -83,7 +85,7 @@ def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = 
         return work_of(name, inside.evaluate, examples)
     if kind is EvaluateOwn:
         tuned = None if inside.tune is None else _epochs(inside.tune.settings, examples)
-        return OperationWork(name, tuned, measures=True)
+        return OperationWork(name, tuned, measures=True, totals=bool(inside.task.known_totals()))
     if kind is Gradient:
         return OperationWork(name, 1, 1, examples)
     if kind is Send and inside.settings is not None:  # one step of a round
@@ -246,8 +248,10 @@ def _unsummed(work: OperationWork, which: str) -> str | None:
     return None if which == "any" or work.summed else f"'{work.op}' outside a secure sum"
 
 
-def _measuring(work: OperationWork, reports: bool) -> str | None:
-    return f"'{work.op}', which sends losses and counts," if work.measures and not reports else None
+def _measuring(work: OperationWork, reports: bool | str) -> str | None:
+    if not work.measures or reports is True or (reports and work.totals):
+        return None
+    return f"'{work.op}', which sends {'no sums over all images' if reports else 'losses and counts'},"
 
 
 def _of_training(fault: _OfOperation) -> tuple[_OfExperiment, _OfOperation]:

@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 import torch
 
+from fedlens.algorithms.client_evaluation import disclosure
 from fedlens.base.errors import ConfigError, DataError, FedlensError, IdentityError
 from fedlens.base.format import many, size
 from fedlens.base.parse_text import parse_json
@@ -33,7 +34,7 @@ from fedlens.settings.plan import Plan
 from fedlens.site.approvals import Approvals, Decision, Matter
 from fedlens.site.contract import Contract, read_contract
 from fedlens.site.local_data import exclusion_list
-from fedlens.site.policy import refusals, refuse
+from fedlens.site.policy import refusals, refuse, refused, work_of
 from fedlens.site.settings import SiteSettings
 
 _LARGEST = 2**22
@@ -116,7 +117,12 @@ class Review:
         with own_names({}):
             planned = replace(self.contract, settings=settings).plan()
             self._check_size(planned)
-            return trial_round(planned, max(_FEWEST, min(_MOST, len(self.terms.peers))), at_site=True)
+            clients, totals = max(_FEWEST, min(_MOST, len(self.terms.peers))), self._reports == "totals"
+            return trial_round(planned, clients, at_site=True, totals=totals)
+
+    @property
+    def _reports(self) -> bool | str:
+        return self.contract.site.allow.report_metrics
 
     def _check_size(self, planned: Plan) -> None:
         """Raises `ConfigError` if images or model are larger than a message, before there is memory for them."""
@@ -142,8 +148,15 @@ class Review:
         told = f"census before round 1, some {size(census.bytes)}, {sums} sums of pixels"
         found = [f"{told}: {', '.join(in_short(census_fields(census)))}"]
         for op, fields in trial.fields.items():
-            found.append(f"{op}, {size(trial.sent[op])}: {', '.join(in_short(fields)) or 'nothing'}")
-        return [printable(line, line_feeds=False) for line in (*found, *trial.built.algorithm.discloses)]
+            sent = f"{op}, {size(trial.sent[op])}: {', '.join(in_short(fields)) or 'nothing'}"
+            found.append(
+                "; ".join(refused(work_of(op, trial.built.algorithm.ops[op]), self.contract.site)) or sent
+            )
+        measured = disclosure(trial.built.task, trial.built.federation)
+        found += [
+            told for told in trial.built.algorithm.discloses if told != measured or self._reports is True
+        ]
+        return [printable(line, line_feeds=False) for line in found]
 
     def to_plain(self) -> dict[str, Any]:
         """What a program reads: settings, terms, peers with their words."""

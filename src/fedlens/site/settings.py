@@ -96,8 +96,10 @@ class SiteAllow(_Table):
     secure_sum: Literal["any", "only"] = Field(
         "any", description="'only' refuses each operation that reads examples outside a secure sum"
     )
-    report_metrics: bool = Field(
-        True, description="false: nothing is evaluated, and updates have no losses and counts beside them"
+    report_metrics: bool | Literal["totals"] = Field(
+        True,
+        description="'totals': evaluations send sums over all held-out images alone; false: nothing is evaluated, "
+        "and updates have no losses and counts beside them",
     )
     pixel_sums: bool = Field(
         True, description="false: refuses experiments without mean and std, for which sites sum pixels"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.algorithms.client_evaluation import EVALUATE_OWN
+from fedlens.algorithms.client_evaluation import EVALUATE_OWN, in_totals
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import own_names
 from fedlens.core.protocol import ClientId, Program
@@ -90,7 +90,7 @@ class Workplace:
             built = _built(planned, roster, local, rows)
         if planned.config.data.validation:
             local.check_division(_division(rows, roster))
-        least = local.settings.allow.min_examples
+        least, reports = local.settings.allow.min_examples, local.settings.allow.report_metrics
         refused = {
             "trains on the examples of all clients in one place": built.algorithm.pools_data,
             f"sends numbers of single examples, and min_examples is {least}": (
@@ -98,6 +98,7 @@ class Workplace:
             ),
             f"measures single examples, and min_examples is {least}": (
                 built.task.measures_single_examples
+                and reports is True
                 and built.algorithm.takes(EVALUATE_OWN) is not None
                 and least > 1
             ),
@@ -109,7 +110,7 @@ class Workplace:
                     where="algorithm.name",
                     hint="refuse the experiment",
                 )
-        return cls(_program(built, secrets), rows, secrets, built, local, planned, roster, code)
+        return cls(_program(built, secrets, reports), rows, secrets, built, local, planned, roster, code)
 
     def reread(self) -> bool:
         """Reads the exclusion list again: call it before every round. Returns whether `program` is a new one.
@@ -120,7 +121,7 @@ class Workplace:
         if changed := local.clients is not self.local.clients:
             with own_names(self._code):
                 built = _built(self._planned, self._roster, local, self.rows)
-            program = _program(built, self.secrets)
+            program = _program(built, self.secrets, local.settings.allow.report_metrics)
         # Together: after an error the next call tries again, and does not go on with the data of before.
         self.local, self.built, self.program = local, built, program
         return changed
@@ -167,7 +168,7 @@ class Workplace:
     @property
     def reports_metrics(self) -> bool:
         """Whether losses and counts may leave the site."""
-        return self.local.settings.allow.report_metrics
+        return self.local.settings.allow.report_metrics is not False
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -280,12 +281,13 @@ def _built(planned: Plan, roster: Roster, local: LocalData, rows: Mapping[str, i
     return build(planned, data_directory(None), False, engine=engine, roster=roster, here=here)
 
 
-def _program(built: Built, secrets: Mapping[int, Secrets]) -> Program:
+def _program(built: Built, secrets: Mapping[int, Secrets], reports: bool | str) -> Program:
     def secrets_of(client: ClientId) -> Secrets:
         assert is_client(client)
         return secrets[client]
 
-    return replace(built.engine.applied(built.program), secrets=secrets_of)
+    program = replace(built.engine.applied(built.program), secrets=secrets_of)
+    return in_totals(program, built.task) if reports == "totals" else program
 
 
 def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Roster:

@@ -61,6 +61,7 @@ class Classification(ClassWeighted):
     )
     errors: ClassVar[frozenset[str]] = frozenset({"loss", "calibration_error"})
     shares: ClassVar[frozenset[str]] = frozenset({"accuracy", "accuracy_top5", "accuracy_balanced"})
+    totals: ClassVar[frozenset[str]] = frozenset({"loss", "examples", "correct", "top5"})
 
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, normalize: bool = True
@@ -127,18 +128,20 @@ class Classification(ClassWeighted):
         """The metrics that the class lists."""
         sums = measured.sums
         n = int(sums["examples"])
-        examples, correct = per_class(measured)
-        there = examples > 0
-        gap = (sums["bin_correct"].double() - sums["bin_confidence"]).abs().sum()
-        return present(
+        found = present(
             {
                 "loss": float(sums["loss"]) / n,
                 "accuracy": int(sums["correct"]) / n,
                 "accuracy_top5": int(sums["top5"]) / n if "top5" in sums else None,
-                "accuracy_balanced": float((correct[there].double() / examples[there]).mean()),
-                "calibration_error": float(gap) / n,
             }
         )
+        if self.has_only_totals(measured):
+            return found
+        examples, correct = per_class(measured)
+        there = examples > 0
+        gap = (sums["bin_correct"].double() - sums["bin_confidence"]).abs().sum()
+        balanced = float((correct[there].double() / examples[there]).mean())
+        return {**found, "accuracy_balanced": balanced, "calibration_error": float(gap) / n}
 
     def condensed(self, measured: Measured) -> Measured:
         """The measurements with two numbers a class in place of the confusion matrix."""

@@ -55,6 +55,7 @@ class Language(ClassWeighted):
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "perplexity")
     errors: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity"})
     shares: ClassVar[frozenset[str]] = frozenset({"accuracy"})
+    totals: ClassVar[frozenset[str]] = frozenset({"loss", "tokens", "correct"})
     example: ClassVar[str] = "text"
     averages_classes: ClassVar[bool] = False
     sends: ClassVar[str] = "its summed loss, and how many tokens it has and were right"

@@ -58,6 +58,7 @@ class MultiLabel(ClassWeighted):
     features: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "average_precision", "f1_micro", "f1_macro")
     shares: ClassVar[frozenset[str]] = frozenset({"average_precision", "f1_micro", "f1_macro"})
+    totals: ClassVar[frozenset[str]] = frozenset({"loss", "examples"})
     one_class: ClassVar[bool] = False
     sends: ClassVar[str] = (
         "its summed loss, and for each class the sorted scores of its images with their labels"
@@ -128,14 +129,17 @@ class MultiLabel(ClassWeighted):
 
     def metrics(self, measured: Measured) -> dict[str, float]:
         """The metrics that the class lists."""
+        sums = measured.sums
+        loss = float(sums["loss"]) / int(sums["examples"])
+        if self.has_only_totals(measured):
+            return {"loss": loss}
         positives, f1, precision = per_class(measured)
         there = positives > 0
-        sums = measured.sums
         hits = 2 * int(sums["true_positives"].sum())
         counted = hits + int(sums["false_positives"].sum()) + int(sums["false_negatives"].sum())
         return present(
             {
-                "loss": float(sums["loss"]) / int(sums["examples"]),
+                "loss": loss,
                 "average_precision": float(precision[there].mean()) if there.any() else None,
                 "f1_micro": hits / counted if counted else None,
                 "f1_macro": float(f1[there].mean()) if there.any() else None,

@@ -68,6 +68,7 @@ class Segmentation(ClassWeighted):
         "frequency_iou",
     )
     shares: ClassVar[frozenset[str]] = frozenset(metric_names) - {"loss"}
+    totals: ClassVar[frozenset[str]] = frozenset({"loss", "pixels"})
     placed: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = "masks"
     absence: ClassVar[str] = "its IoU is left out of means, or 0 if it is predicted"
@@ -173,12 +174,15 @@ class Segmentation(ClassWeighted):
         pixels = int(measured.sums["pixels"])
         if not pixels:
             return {}
+        loss = float(measured.sums["loss"]) / pixels
+        if self.has_only_totals(measured):
+            return {"loss": loss}
         true, predicted, right = (counts.double() for counts in per_class(measured))
         union = true + predicted - right
         there, occurs = union > 0, true > 0
         iou = right[there] / union[there]
         return {
-            "loss": float(measured.sums["loss"]) / pixels,
+            "loss": loss,
             "mean_iou": float(iou.mean()),
             "accuracy": int(right.sum()) / pixels,
             "accuracy_balanced": float((right[occurs] / true[occurs]).mean()),

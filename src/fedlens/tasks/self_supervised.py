@@ -56,6 +56,7 @@ class SelfSupervised(Task):
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     unstacked: ClassVar[str] = "the loss of an image depends on the other images of its batch"
     sends: ClassVar[str] = "sums over the embeddings of its images"
+    totals: ClassVar[frozenset[str]] = frozenset({"examples", "aligned", "sum", "squares"})
     example: ClassVar[str] = "image"
 
     def validate(self, info: DatasetInfo) -> None:

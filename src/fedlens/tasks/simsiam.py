@@ -46,6 +46,7 @@ class SimSiam(SelfSupervised):
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "embedding_deviation", "embedding_rank", "alignment")
+    totals: ClassVar[frozenset[str]] = SelfSupervised.totals | {"loss"}
     collapse_advice: ClassVar[str | None] = (
         "stronger augmentations (data.augment), or a larger task.width; "
         "task.predictor and task.stop_gradient must be on"

@@ -41,6 +41,8 @@ class Task(ABC):
         metric_names: all names that `metrics` can return; None if they are known only after an evaluation. A study
             refuses another metric before its runs.
         shares: the metrics that are from 0 to 1. What a client measured is refused if one of them is not.
+        totals: the sums over all examples of a client, none of them by class, by bin or by image, from which alone
+            `metrics` returns the metrics that they define. A site may send nothing else of an evaluation.
         features: whether its models have one feature vector per example, the input of their last linear layer.
         sends: what a client that is measured tells of its examples, in words; see `condensed`.
         measures_single_examples: whether that has numbers of single examples, such as their scores.
@@ -71,6 +73,7 @@ class Task(ABC):
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     metric_names: ClassVar[tuple[str, ...] | None] = None
     shares: ClassVar[frozenset[str]] = frozenset()
+    totals: ClassVar[frozenset[str]] = frozenset()
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
     averages_classes: ClassVar[bool] = True
@@ -195,12 +198,31 @@ class Task(ABC):
     @classmethod
     def known_metrics(cls) -> tuple[str, ...] | None:
         """`metric_names`; None if a class below the one that lists them defines `metrics` anew."""
+        listed: tuple[str, ...] | None = cls._beside_metrics("metric_names")
+        return listed
+
+    @classmethod
+    def known_totals(cls) -> frozenset[str]:
+        """`totals`; none if a class below the one that lists them defines `metrics` anew."""
+        return cls._beside_metrics("totals") or frozenset()
+
+    @classmethod
+    def _beside_metrics(cls, name: str) -> Any:
         for part in cls.__mro__:
-            if "metric_names" in vars(part):
-                return cls.metric_names
+            if name in vars(part):
+                return vars(part)[name]
             if "metrics" in vars(part):
                 return None
         return None
+
+    def in_totals(self, measured: Measured) -> Measured:
+        """The `totals` of the measurements alone."""
+        names = self.known_totals()
+        return Measured({name: value for name, value in measured.sums.items() if name in names})
+
+    def has_only_totals(self, measured: Measured) -> bool:
+        """Whether the measurements are `totals` alone."""
+        return not measured.rows and measured.sums.keys() <= self.known_totals()
 
     def metric_fault(self, metrics: Mapping[str, float]) -> str | None:
         """What is wrong with the first of the `shares` that a client's measurements give; None if all are good.

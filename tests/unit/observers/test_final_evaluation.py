@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from fedlens import Experiment, Result, load_result, resume
 from fedlens.carry_out import _report
 from fedlens.data.dataset import Dataset
 from fedlens.observers.final_evaluation import PIXELS, WORST, FinalEvaluation
+from fedlens.observers.last_evaluation import final_evaluation
 from fedlens.results.figures.classification_figures import Calibration, ClassResults
 from fedlens.run.progress import ProgressBase
+from fedlens.tasks.segmentation import Segmentation
 from tests.unit.pages.reading import read_page
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -230,3 +233,20 @@ def test_an_evaluation_of_ones_own_is_left_alone(tmp_path: Path) -> None:
     assert result.metrics[-1]["test_accuracy"] > 0.5
     assert not (result.directory / "evaluation.npz").exists()
     assert result.summary["details"] == {}
+
+
+def test_a_client_that_sent_totals_alone_has_no_row_of_the_iou_of_classes() -> None:
+    task, masks = Segmentation(), torch.tensor([[[0, 1], [1, 1]]], dtype=torch.uint8)
+    measured = task.measure(torch.randn(1, 2, 2, 2), masks)
+    whole = task.condensed(measured)
+    data = SimpleNamespace(classes=("a", "b"), kind="segmentation", input_shape=(1, 2, 2))
+    built = SimpleNamespace(
+        task=task,
+        client_data=SimpleNamespace(dataset=data),
+        config=SimpleNamespace(keeps_images=False),
+        partition=SimpleNamespace(ids=("one", "other")),
+    )
+    kept = final_evaluation(cast("Any", built), 1, measured, {0: whole, 1: task.in_totals(whole)})
+    assert kept.clients == ("one",)
+    assert kept.of_clients.keys() == whole.sums.keys()
+    assert final_evaluation(cast("Any", built), 1, measured, {1: task.in_totals(whole)}).clients == ()

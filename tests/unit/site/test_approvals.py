@@ -467,3 +467,16 @@ def exported(review: Review, folder: Path) -> Path:
     path = folder / "experiment.json"
     path.write_bytes(review.export())
     return path
+
+
+@pytest.mark.parametrize("reports", [True, "totals", False])
+def test_a_review_shows_of_an_evaluation_what_the_site_sends(site: Site, reports: bool | str) -> None:
+    held_out = {"data": {**SETTINGS["data"], "validation": 0.2, "validation_from": "client"}}
+    text = site_part(plan_at_server({**SETTINGS, **held_out, "evaluation": {"clients": "all"}}).config)
+    settings = write_site(site.folder, allow={"report_metrics": reports})
+    lines = replace(site.review, contract=read_contract(text, settings)).leaves()
+    (evaluated,) = (line for line in lines if "evaluate-own" in line)
+    assert ("class_examples" in evaluated) == (reports is True)
+    assert ("after.sums.correct" in evaluated) == (reports is not False)
+    assert ("not allowed: [allow] report_metrics = false" in evaluated) == (reports is False)
+    assert any("how much was right" in line for line in lines) == (reports is True)

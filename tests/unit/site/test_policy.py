@@ -24,6 +24,7 @@ from fedlens.aggregate.secure.encoded_train import EncodedTrain
 from fedlens.aggregate.secure.quantized import Quantized
 from fedlens.aggregate.secure.secagg import SecAgg
 from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys
+from fedlens.algorithms.client_evaluation import EvaluateOwn
 from fedlens.base.errors import ConfigError
 from fedlens.base.parse_text import parse_toml
 from fedlens.core.engine_base import EngineBase
@@ -53,6 +54,8 @@ from fedlens.site.policy import RULES, refusals, refused, release_of, work_of
 from fedlens.site.settings import SITE_FILE, SiteAllow, SiteSettings
 from fedlens.site.site_log import SiteLog
 from fedlens.site.workplace import Proposal, Workplace
+from fedlens.tasks.classification import Classification
+from fedlens.tasks.detection import Detection
 from tests.unit.engines.loopback import Site
 from tests.unit.site.ask_kit import SITE, ask_of
 from tests.unit.site.site_kit import RUN, opened, plan_at_server, write_images, write_site
@@ -398,7 +401,7 @@ OPERATIONS: list[tuple[str, Any, Any, str, Mapping[str, Any]]] = [
     ("min_batch", 25, 24, "train", {"local": {"lr": 0.1, "batch_size": 32, "examples": 64}}),
     ("secure_sum", "only", "any", "train", {}),
     ("secure_sum", "only", "any", "evaluate-own", {}),
-    ("report_metrics", False, True, "evaluate-own", {}),
+    ("report_metrics", False, "totals", "evaluate-own", {}),
 ]
 
 
@@ -507,6 +510,36 @@ def test_training_without_metrics_sends_none(answers: Callable[..., tuple[Answer
     site, asks = answers({})
     assert site.outcome(asks["train"], slot=1) == "reply"
     assert site.metrics.keys() == {"loss", "examples", "batches"}
+
+
+@pytest.mark.parametrize("changes", [{}, TUNED], ids=["as it is", "tuned"])
+def test_an_evaluation_in_totals_has_no_part_by_class_bin_or_image(
+    changes: Mapping[str, Any], answers: Callable[..., tuple[Answers, dict[str, Ask]]]
+) -> None:
+    site, asks = answers(changes, report_metrics="totals")
+    assert site.outcome(asks["evaluate-own"]) == "reply"
+    lines = map(json.loads, (site.folder / "log" / "asked.jsonl").read_text().splitlines())
+    (line,) = (each for each in lines if each.get("kind") == "fields")
+    parts = ("after", "before") if changes else ("after",)
+    names = ("loss float64[]", *(f"{name} int64[]" for name in ("examples", "correct", "top5")))
+    assert sorted(line["fields"]) == sorted(f"{part}.sums.{name}" for part in parts for name in names)
+    assert site.outcome(asks["train"], slot=1) == "reply"
+    assert site.metrics.keys() == {"loss", "examples", "batches"}
+
+
+def test_an_evaluation_without_totals_is_refused_where_totals_alone_leave(folders: dict[str, Path]) -> None:
+    settings = write_site(folders["a"], allow={"report_metrics": "totals"})
+    works = [
+        work_of("evaluate-own", EvaluateOwn(cast("Any", None), task, 8))
+        for task in (Detection(), Classification())
+    ]
+    assert refused(works[1], settings) == []
+    (sentence,) = refused(works[0], settings)
+    assert sentence.startswith(
+        "'evaluate-own', which sends no sums over all images, is not allowed: [allow] report_"
+    )
+    assert re.search(named_line(folders["a"], "report_metrics"), sentence)
+    assert refused(works[0], write_site(folders["a"])) == []
 
 
 class _Own:

@@ -337,6 +337,47 @@ def test_single_examples_are_sent_only_where_min_examples_is_1(
     opened(plan_at_server(at_sites(evaluation={})), {"a": tmp_path})
     with pytest.raises(ConfigError, match="measures single examples, and min_examples is 8"):
         opened(plan_at_server(at_sites()), {"a": tmp_path})
+    write_site(
+        tmp_path, allow={"min_examples": 8, "report_metrics": "totals"}
+    )  # which are of no single example
+    opened(plan_at_server(at_sites()), {"a": tmp_path})
+
+
+def test_a_site_that_sends_totals_alone_ends_the_metrics_by_class_of_all_and_changes_no_number(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = at_sites(algorithm={"name": "finetune", "epochs": 1}, data={"dataset": FORM, **SPLIT})
+    lines, clients, models = [], [], []
+    for name, allow in (("all", {}), ("totals", {"report_metrics": "totals"})):
+        there = {site: tmp_path / name / site for site in SITES}
+        for site, folder in there.items():
+            folder.mkdir(parents=True)
+            (folder / "scans").symlink_to(folders[site] / "scans")
+            labels = {"labels": {word: str(t) for t, word in enumerate(WORDS)}} if site == "b" else {}
+            write_site(folder, labels, allow=allow if site == "b" else {})
+        roster, places = opened(plan_at_server(settings), there)
+        connect = Connected(roster, dict(zip(SITES, places, strict=True)))
+        ran = Experiment(**settings).run(tmp_path / f"run-{name}", connect=connect, report=False)
+        lines.append(json.loads((ran.directory / "metrics.jsonl").read_text().splitlines()[-1]))
+        clients.append(clients_of(ran.directory))
+        models.append(load_file(ran.directory / "model.safetensors"))
+    assert all(torch.equal(models[0][leaf], models[1][leaf]) for leaf in models[0])
+    gone = {"accuracy_balanced", "calibration_error"}
+
+    def of_class(row: Mapping[str, Any]) -> set[str]:
+        return {name for name in row if any(each in name for each in gone)}
+
+    assert {f"validation_{name}" for name in gone} < of_class(lines[0])
+    assert of_class(lines[1]) == set()
+    same = lines[0].keys() - of_class(lines[0])
+    kept = [
+        {name: line[name] for name in same if name.startswith(("validation_", "clients_"))} for line in lines
+    ]
+    assert kept[0] == kept[1]
+    assert {"validation_accuracy", "clients_accuracy_mean_before"} <= kept[0].keys()
+    for whole, sent in zip(*clients, strict=True):
+        less = of_class(whole) if whole["client"] == "b" else set()
+        assert sent == {name: value for name, value in whole.items() if name not in less}
 
 
 def test_held_out_images_are_the_same_in_all_of_a_run(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The names of metrics that tasks list, which studies check a metric against before their runs."""
+"""The names that tasks list: of metrics, which studies check before their runs, and of totals, which sites may send."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fedlens.core.measured import Measured
@@ -12,6 +13,7 @@ from fedlens.tasks.moco import MoCo
 from fedlens.tasks.multi_label import MultiLabel
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.segmentation import Segmentation
+from fedlens.tasks.self_supervised import SelfSupervised
 from fedlens.tasks.simsiam import SimSiam
 from fedlens.tasks.task import Task
 
@@ -43,6 +45,7 @@ def test_a_task_that_defines_its_metrics_anew_lists_none_unless_it_says_so() -> 
 
     class Listed(Kappa):
         metric_names = ("kappa",)
+        totals = frozenset({"correct"})
 
     class Renamed(Classification):
         score = "loss"
@@ -50,3 +53,28 @@ def test_a_task_that_defines_its_metrics_anew_lists_none_unless_it_says_so() -> 
     assert Kappa().known_metrics() is None
     assert Listed().known_metrics() == ("kappa",)
     assert Renamed().known_metrics() == Classification().known_metrics()
+    assert Kappa().known_totals() == frozenset()
+    assert Listed().known_totals() == {"correct"}
+    assert Renamed().known_totals() == Classification().known_totals() != frozenset()
+
+
+def test_totals_have_no_part_by_class_or_image_and_give_the_metrics_that_they_define() -> None:
+    for name, (task, measured) in MEASURED.items():
+        sent = task.condensed(measured)
+        totals = task.in_totals(sent)
+        embedded = {"sum", "squares"} if isinstance(task, SelfSupervised) else set()  # values of an embedding
+        assert {each for each, value in totals.sums.items() if value.dim()} == embedded, name
+        assert not totals.rows
+        assert task.has_only_totals(totals)
+        assert task.has_only_totals(sent) == (not sent.rows and sent.sums.keys() == totals.sums.keys())
+        found = task.metrics(totals)
+        assert found
+        assert found.items() <= task.metrics(sent).items()
+        for part in {"loss", "examples", "pixels", "tokens", "correct"} & totals.sums.keys():
+            with pytest.raises(KeyError, match=part):  # neither of the two forms of an answer
+                task.metrics(Measured({each: value for each, value in totals.sums.items() if each != part}))
+    part = {each: value for each, value in MEASURED["classification"][1].sums.items() if each != "bin_count"}
+    part.pop("bin_correct")
+    with pytest.raises(KeyError, match="bin_correct"):
+        Classification().metrics(Measured(part))
+    assert Detection().known_totals() == frozenset()
