@@ -144,7 +144,10 @@ def _connect(host: str, port: int) -> socket.socket:
         what = f"port {port} of {host} does not answer within {_WAIT:g} s"
     except OSError as error:
         what = f"port {port} of {host} refuses connections: {error.strerror or error}"
-    hint = f"ask IT to allow outgoing connections to {host}, TCP port {port}, and the operator whether the server runs"
+    hint = (
+        f"ask IT to allow outgoing connections to {host}, TCP port {port}, and the operator whether the server runs, "
+        "which it need not between two runs"
+    )
     raise _Failed("port", what, hint)
 
 
