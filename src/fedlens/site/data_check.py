@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import time
 
@@ -12,10 +12,11 @@ from fedlens.base.format import many
 from fedlens.base.printable import printable
 from fedlens.data.catalogue import data_directory
 from fedlens.data.dataset import Dataset
+from fedlens.identity.private_files import write_private
 from fedlens.settings.make_partition import read_dataset
 from fedlens.site.approvals import Approvals
 from fedlens.site.contract import Contract, read_contract
-from fedlens.site.local_data import LocalData, left_out
+from fedlens.site.local_data import COUNTED, LocalData, counted_clients, left_out
 from fedlens.site.network_check import Step
 from fedlens.site.policy import refusals, refuse
 from fedlens.site.settings import SITE_FILE, SiteSettings
@@ -43,6 +44,10 @@ def check_data(folder: Path, site: str) -> Iterator[Step]:
             name = "exclude"
             words, all_named = left_out(settings, read.train)
             yield Step(name, all_named or None, printable(words, line_feeds=False))
+        name = "clients"
+        counted = _clients(*counted_clients(settings, read, site))
+        write_private(folder / COUNTED, counted.encode())
+        yield Step(name, True, counted)
         for path in sorted((folder / "approved").glob("*.toml")):
             name = f"experiment {path.stem[:12]}"
             contract = read_contract(path.read_text("utf-8"), settings)
@@ -69,7 +74,12 @@ def _experiment(contract: Contract, site: str) -> str:
     """The clients that an approved experiment has here. What is counted for a run stays as it is."""
     with tempfile.TemporaryDirectory() as scratch:
         local = LocalData.open(contract, site, Path(scratch), "check")
-    named = [f"{name} {len(local.clients[name]):,}" for name in local.names[:_SHOWN]]
-    more = " ..." if len(local.names) > _SHOWN else ""
-    clients = f"{many(len(local.names), 'client')}: {', '.join(named)}{more}"
-    return printable("; ".join((clients, *local.notes)), line_feeds=False)
+    return _clients({name: len(local.clients[name]) for name in local.names}, local.notes)
+
+
+def _clients(images: Mapping[str, int], notes: Sequence[str]) -> str:
+    """How many images each client has, and notes."""
+    named = [f"{name} {n:,}" for name, n in images.items()]
+    more = " ..." if len(named) > _SHOWN else ""
+    clients = f"{many(len(named), 'client')}: {', '.join(named[:_SHOWN])}{more}"
+    return printable("; ".join((clients, *notes)), line_feeds=False)

@@ -35,6 +35,8 @@ from fedlens.settings.make_partition import read_dataset
 from fedlens.site.contract import Contract
 from fedlens.site.settings import SiteSettings
 
+COUNTED = "counted"
+"""The file in the folder of a site with the words of the last check on its clients and images."""
 _FORMAT = "fedlens examples 1"
 _BLOCK = 1024  # images that are summed at once
 _LONGEST = 128  # characters of a client's name
@@ -95,8 +97,7 @@ class LocalData:
         gone, unknown = _excluded(dataset.train, ids, listed[1])
         notes = [f"{settings.data.exclude}: {_named_nothing(unknown)}"] if unknown else []
         if kept is None:
-            counted = {name: [i for i in rows if ids[i] not in gone] for name, rows in owners.items()}
-            enough, few = _enough(counted, settings)
+            enough, few = _enough(owners, ids, gone, settings)
             examples = {name: [ids[i] for i in rows] for name, rows in enough.items()}
             notes += few
         else:
@@ -272,11 +273,15 @@ def _owners(examples: Examples, settings: SiteSettings, site: str) -> dict[str, 
 
 
 def _enough(
-    counted: Mapping[str, Sequence[int]], settings: SiteSettings
+    owners: Mapping[str, Sequence[int]], ids: Sequence[str], gone: frozenset[str], settings: SiteSettings
 ) -> tuple[dict[str, Sequence[int]], list[str]]:
-    """The clients with `min_examples` or more, and a note on the others. Raises `DataError` if there is none."""
+    """The clients with `min_examples` or more that are not gone, and a note on the others.
+
+    Raises `DataError` if there is none.
+    """
     least = settings.allow.min_examples
-    enough = {name: rows for name, rows in counted.items() if len(rows) >= least}
+    counted = {name: [i for i in rows if ids[i] not in gone] for name, rows in owners.items()}
+    enough: dict[str, Sequence[int]] = {name: rows for name, rows in counted.items() if len(rows) >= least}
     if not enough:
         most = max(map(len, counted.values()), default=0)
         raise DataError(
@@ -299,6 +304,20 @@ def left_out(settings: SiteSettings, examples: Examples) -> tuple[str, bool]:
         f"{many(len(listed), 'line')} of {settings.data.exclude}: {many(len(gone), 'image')} left out{odd}",
         not unknown,
     )
+
+
+def counted_clients(settings: SiteSettings, dataset: Dataset, site: str) -> tuple[dict[str, int], list[str]]:
+    """The images of each client whatever the experiment, whose classes are those of `[data] labels`; and notes.
+
+    Raises `ConfigError` or `DataError` as `LocalData.open` does.
+    """
+    named = (settings.data.labels.get(label, label) for label in dataset.classes)
+    train = in_classes(dataset, list(dict.fromkeys(filter(None, named))), settings)
+    ids, listed = _ids(train), exclusion_list(settings)[1]
+    gone = _excluded(train, ids, listed)[0]
+    enough, few = _enough(_owners(train, settings, site), ids, gone, settings)
+    left_out = [f"{many(len(gone), 'image')} left out by {settings.data.exclude}"] if listed else []
+    return {name: len(rows) for name, rows in sorted(enough.items())}, few + left_out
 
 
 def _named_nothing(lines: frozenset[str]) -> str:

@@ -28,12 +28,13 @@ from fedlens.files.regular_file import open_regular
 from fedlens.identity.authority import check_name, day, read_root
 from fedlens.identity.fingerprint import fingerprint_words
 from fedlens.identity.keys import KeyPair, fingerprint_of
+from fedlens.identity.private_files import read_private
 from fedlens.models.weights_setting import NONE
 from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
 from fedlens.settings.plan import Plan
 from fedlens.site.approvals import Approvals, Decision, Matter
 from fedlens.site.contract import Contract, read_contract
-from fedlens.site.local_data import exclusion_list
+from fedlens.site.local_data import COUNTED, exclusion_list
 from fedlens.site.policy import refusals, refuse, refused, work_of
 from fedlens.site.settings import SiteSettings
 
@@ -92,6 +93,15 @@ class Review:
         except DataError as error:
             return str(error)
         return f"{name}, SHA-256 {digest}, {many(len(lines), 'line')}; 'site check' counts the images"
+
+    @property
+    def counted(self) -> str:
+        """The clients of the site and their images at the last check, in words."""
+        if self.exported is not None:
+            return str(self.exported["counted"])
+        if not (path := self.contract.site.path.with_name(COUNTED)).exists():
+            return "not counted yet: fedlens site check"
+        return f"at the last 'site check', {day(path.stat().st_mtime)}: {read_private(path).decode()}"
 
     @cached_property
     def refused(self) -> list[str]:
@@ -177,6 +187,7 @@ class Review:
             "leaves": self.leaves(),
             "rules": {"sha256": self.contract.site.digest, **self.contract.site.rules()},
             "exclude": self.exclude,
+            "counted": self.counted,
             "approvals": self.approved,
             "settings": dict(self.contract.settings),
             "refused": self.refused,
@@ -206,6 +217,7 @@ class Review:
                 if line
             ),
             printable(f"exclusion list now, which no approval binds: {plain['exclude']}", line_feeds=False),
+            printable(f"images and clients {plain['counted']}", line_feeds=False),
             printable(
                 f"approved until now by: {'; '.join(plain['approvals']) or 'nobody'}", line_feeds=False
             ),
@@ -228,6 +240,7 @@ class Review:
             "rejections": self.rejections,
             "approvals": self.approved,
             "exclude": self.exclude,
+            "counted": self.counted,
         }
         return json.dumps(content, indent=1).encode() + b"\n"
 
@@ -242,6 +255,7 @@ class Review:
                     "site": str(site), "root": str(root), "run": str(run), "settings": str(text),
                     "terms": terms, "site.toml": str(toml), "data": data, "allow": allow, "keep": keep, "files": files,
                     "reviewers": people, "rejections": dict(rejections), "approvals": list(), "exclude": str(),
+                    "counted": str(),
                 } if all(map(is_digest, (toml, *rejections.values()))):  # fmt: skip
                     check_name(site)
                     certificate = base64.b64decode(root, validate=True)

@@ -105,6 +105,7 @@ def test_an_experiment_is_read_and_approved(server: Server, site: SiteKeys, text
     assert text in shown
     assert f"digest: {digest}" in shown
     assert f"to approve it: fedlens site review --approve {digest[:12]}" in shown
+    assert "images and clients not counted yet: fedlens site check\n" in shown
     for wrong in (digest[:11], "0" * 64, f"{digest}0"):
         assert "read what is proposed with: fedlens site review." in refused(
             "site", "review", "--approve", wrong
@@ -172,6 +173,9 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
         "site", "check"
     )
     (FOLDER / "site.toml").write_text(allowed)
+    checked = (FOLDER / "counted").stat()
+    assert checked.st_mode & 0o777 == 0o600
+    os.utime(FOLDER / "counted", (0, 1_000_000_000))
     ran("site", "review", "--export", "experiment.json")
     shown = ran("site", "decide", "experiment.json")
     assert f"digest: {digest}" in shown
@@ -193,6 +197,8 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
             f"exclusion list now, which no approval binds: out.txt, SHA-256 {listed}, 2 lines; 'site check' counts "
             "the images\n" in read
         )
+        counted = "1 client: ward-a 8; 0 images left out by out.txt"
+        assert f"\nimages and clients at the last 'site check', 2001-09-09 01:46 UTC: {counted}\n" in read
         assert re.search(r"\napproved until now by: ward-a, 20\d\d-\d\d-\d\d \d\d:\d\d UTC\n", read)
     assert ran("site", "review", "--import", "decision.json").startswith("approved: ")
     assert f"experiment {digest[:12]} (run): approved\n" in ran("site", "status")
@@ -325,6 +331,12 @@ def test_the_data_are_checked_without_and_with_an_experiment(
         "note    exclude: 2 lines of out.txt: 1 image left out; no image or value here has the name 'nobody'"
         in ran("site", "check")
     )
+    assert "ok      clients: 1 client: ward-a 7; 1 image left out by out.txt\n" in ran("site", "check")
+    (FOLDER / "out.txt").unlink()
+    write_site(FOLDER, {"labels": {"no": "", "yes": "sick"}}, allow={"min_examples": 3})
+    assert "ok      clients: 1 client: ward-a 4\n" in ran("site", "check")
+    write_site(FOLDER, {"labels": {"no": ""}}, allow={"min_examples": 5})
+    assert "FAILED  clients: no client has 5 examples" in runner.invoke(app, ["site", "check"]).stdout
     write_site(FOLDER)
     digest = propose(server, text)
     ran("site", "review", "--approve", digest)
@@ -340,7 +352,7 @@ def test_the_data_are_checked_without_and_with_an_experiment(
     write_site(FOLDER, {"clients": "hospital"})
     answer = runner.invoke(app, ["site", "check"])
     assert answer.exit_code == 1
-    assert f"FAILED  experiment {digest[:12]}: the data have no column 'hospital'" in answer.stdout
+    assert "FAILED  clients: the data have no column 'hospital'" in answer.stdout
 
 
 @pytest.mark.parametrize(
