@@ -216,6 +216,7 @@ def secure_sums(do: Play) -> None:
 def eight(do: Play) -> None:
     """A site leaves, comes back, is revoked and withdrawn, and the others begin without it."""
     do("ward-c", "fedlens site leave")
+    do("server", "fedlens federation list hospitals")
     do("ward-c", "fedlens site start")
     do("ward-c", "fedlens site leave --undo")
     do.begin("ward-c", "fedlens site start")

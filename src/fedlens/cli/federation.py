@@ -372,8 +372,10 @@ def list_sites(folder: Folder, as_json: Json = False, debug: Debug = False) -> N
             return
         until = f"issuer {number} ends {day(ends)}" if number else "it waits for its root"
         say(f"{federation.name}: sites call {federation.host}:{federation.port}; {until}")
+        left = [f", left on {day(s['left'])}" if s["left"] else "" for s in sites]
+        states = [(s["state"] + more, s) for more, s in zip(left, sites, strict=True)]
         rows = [
-            *([s["name"], s["state"], day(s["since"]), day(s["ends"]), s["words"]] for s in sites),
+            *([s["name"], state, day(s["since"]), day(s["ends"]), s["words"]] for state, s in states),
             *([name, f"invitation until {day(end)}", "", "", ""] for name, end in sorted(invited.items())),
         ]
         if rows:
@@ -419,7 +421,7 @@ def _plain(federation: FederationFolder, record: SiteRecord) -> dict[str, Any]:
     from fedlens.identity.authority import not_after, read_chain
 
     chains = [read_chain(each["chain"].encode(), "a certificate") for each in record.certificates]
-    shown = {key: vars(record)[key] for key in ("name", "state", "since", "reason")}
+    shown = {key: vars(record)[key] for key in ("name", "state", "since", "reason", "left")}
     ends = max((not_after(chain[0]) for chain in chains), default=record.since)
     return {**shown, "ends": ends, "words": federation.words(record), "key": record.fingerprint.hex()}
 

@@ -146,19 +146,28 @@ def leave(
     undo: Annotated[
         bool, typer.Option("--undo", help="Take it back: 'fedlens site start' may run again.")
     ] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not tell the server.")] = False,
     folder: Folder = _FOLDER,
+    passphrase_file: PassphraseFile = None,
     debug: Debug = False,
 ) -> None:
     """Leave the federation: a running 'fedlens site start' ends at once, and none starts any more.
 
-    Nothing is deleted, here or at the server.
+    Then the server is told, which needs the passphrase of encrypted keys; an empty one does not tell it. Again, the
+    server is told again. Nothing is deleted, here or there.
     """
     with reported(debug):
+        from functools import partial
+
+        from fedlens.base.errors import ConfigError
         from fedlens.base.shell_command import shell_command
         from fedlens.identity.site_keys import SiteKeys
-        from fedlens.site.leave import come_back, leave, left_on
+        from fedlens.site.leave import come_back, leave, left_on, tell_server
 
         keys = SiteKeys(_inside(folder))
+        if undo + offline + (passphrase_file is not None) > 1:
+            what = "--undo, --offline and --passphrase-file exclude one another"
+            raise ConfigError(what, hint="give one")
         if undo:
             come_back(folder)
             say(
@@ -168,16 +177,16 @@ def leave(
             return
         since = left_on(folder)
         leave(folder)  # again too: a process may still compute after a first call that was stopped
-        if since is not None:
-            say(f"{keys.name} left {keys.federation} already, on {since}; no process computes here")
-            return
+        when = keys.federation if since is None else f"{keys.federation} already, on {since}"
+        say(f"{keys.name} has left {when}: no process computes here, and 'fedlens site start' is refused")
+        passphrase = partial(key_passphrase, keys.folder / "identity.pem", passphrase_file)
+        why = tell_server(folder, None if offline else passphrase)
         say(
-            f"{keys.name} has left {keys.federation}: no process computes here, and 'fedlens site start' is refused",
-            "The server is not told, and counts the site as away. Call the operator, who deletes what it has: "
+            f"the server was not told ({why}): call the operator" if why else "the server knows",
+            "The operator deletes what the server has: "
             f"{shell_command('federation', 'withdraw', keys.federation, keys.name)}",
-            "What is left here: 'fedlens site purge RUN' removes states and stored answers of a run. Keys, approvals, "
-            "lists of the images that were counted (approved/) and the log stay: keep the log, "
-            "and delete the rest by hand.",
+            "Still to do here: 'fedlens site purge RUN', the service, the folder but log/, and backups: see 'Leaving' "
+            "in the sheet for IT (docs/sheet-for-it.md).",
         )
 
 
@@ -192,8 +201,8 @@ def purge(
 ) -> None:
     """Remove what a run has left here: states and stored answers. Its lines of the log stay, and approvals.
 
-    'fedlens site start' does it once a day for what is due. A run that was purged cannot go on with clients that keep a
-    state.
+    Of a method without states, such as FedAvg, only stored answers are here, if any. 'fedlens site start' does it once
+    a day for what is due. A run that was purged cannot go on with clients that keep a state.
     """
     with reported(debug):
         from time import time

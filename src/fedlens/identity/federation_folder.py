@@ -25,7 +25,7 @@ from fedlens.identity.invitation import Invitation
 from fedlens.identity.keys import KeyPair, fingerprint_of
 from fedlens.identity.plain_message import read_message, write_message
 from fedlens.identity.private_files import one_writer, private_folder, read_private, write_private
-from fedlens.identity.signing import KEY_REQUEST, check_key_request
+from fedlens.identity.signing import KEY_REQUEST, LEFT, NOTICE, check_key_request, verify
 from fedlens.identity.tls import Peer, issuer_number, peer_of
 
 Clock = Callable[[], float]
@@ -67,6 +67,7 @@ class SiteRecord:
         former: fingerprints of keys that were revoked under this name, hexadecimal.
         reason: why it was suspended.
         drop: whether answers that were accepted before a revocation are to be dropped.
+        left: when it said that it has left, in seconds since 1970; 0 if it takes part.
     """
 
     name: str
@@ -77,6 +78,7 @@ class SiteRecord:
     former: list[str] = field(default_factory=list)
     reason: str = ""
     drop: bool = False
+    left: float = 0.0
 
     @property
     def fingerprint(self) -> bytes:
@@ -389,6 +391,27 @@ class FederationFolder:
             if own[0]["tls"] == fingerprint_of(values["tls"]).hex():
                 raise IdentityError("the request has the TLS key that it should replace")
             return self._answer(replace(record, certificates=own), values["tls"])
+
+    def leave(self, peer: Peer, notice: bytes) -> bytes:
+        """Notes that a site has left, if its identity key has signed that within the last hour; returns no byte.
+
+        It stays accepted, and may come back. Raises `IdentityError` for another notice.
+        """
+        values, now = read_message(notice, NOTICE, "the notice"), self._clock()
+        if not now - HOUR < values["time"] < now + HOUR:
+            raise IdentityError(
+                "the notice that the site has left is not of this hour", hint="compare the clocks"
+            )
+        fields = [hashlib.sha256(self.root).digest(), peer.name, values["time"]]
+        verify(peer.identity, LEFT, fields, values["signature"])
+        self.note_left(peer.name, now)
+        return b""
+
+    def note_left(self, name: str, left: float) -> None:
+        """Notes when a site has left first; 0 for one that asks for work again."""
+        if bool(self.site(name).left) != bool(left):
+            with one_writer(self.folder):
+                self._keep(replace(self.site(name), left=left))
 
     def _known(self, peer: Peer) -> SiteRecord:
         """The record of a peer that is not revoked, whose certificate is valid and was issued here."""

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 KEY_REQUEST: dict[str, type] = {"identity": bytes, "tls": bytes, "signature": bytes, "proof": bytes}
 """The values of a request for the certificate of a TLS key: of enrolment, with a secret beside, and of renewal."""
 
+NOTICE: dict[str, type] = {"time": int, "signature": bytes}
+"""The values of a notice that a site has left."""
+LEFT = "left"
+"""The purpose of its signature, over root, name of the site, and seconds since 1970."""
+
 VERSION = b"fedlens-1\0"
 
 

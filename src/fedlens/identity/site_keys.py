@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedlens.identity.invitation import Invitation
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.plain_message import read_message, write_message
 from fedlens.identity.private_files import one_writer, private_folder, read_private, write_private
-from fedlens.identity.signing import key_request
+from fedlens.identity.signing import LEFT, key_request, sign
 from fedlens.identity.tls import FederationContext, Peer, peer_of
 
 _SITE: dict[str, type] = {
@@ -84,6 +85,11 @@ class SiteKeys:
     def renewal(self) -> bytes:
         """The body of a request to /renew. Until `install` it asks for a certificate of the same new TLS key."""
         return write_message(self._request())
+
+    def leaving(self, now: float) -> bytes:
+        """The body of a request to /left: a notice that this site has left, signed by its identity key."""
+        fields: list[str | int | bytes] = [hashlib.sha256(self.root).digest(), self.name, int(now)]
+        return write_message({"time": int(now), "signature": sign(self.identity(), LEFT, fields)})
 
     def install(self, answer: bytes, now: float) -> str:
         """Installs the certificate that the server answered with, and returns the site's state there.

@@ -20,7 +20,7 @@ from fedlens.engines.links.post import REASONS, Post
 from fedlens.engines.network import Waits
 from fedlens.files.atomic_files import refused
 from fedlens.files.chained_log import ChainedLog
-from fedlens.identity.authority import certificates, pem
+from fedlens.identity.authority import certificates, day, pem
 from fedlens.identity.federation_folder import FederationFolder, SiteRecord
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.site_heads import LogHead, SiteHeads
@@ -165,6 +165,9 @@ class CensusLink(Link):
             try:
                 own = pem(certificates(self._registry.folder / "server.pem"))
                 log.once("certificate", {"of": "server", "chain": own.decode()}, int(time()))
+                for record in self._records:
+                    if record.left:
+                        log.once("left", {"site": record.name, "on": day(record.left)}, int(time()))
                 log.sync()
             except OSError as error:
                 raise refused(error, "the log of answers", log.path) from error
@@ -194,8 +197,12 @@ class CensusLink(Link):
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
+    def _accepted(self) -> set[str]:
+        """The sites that are accepted and have not left."""
+        return {record.name for record in self._records if record.state == "accepted" and not record.left}
+
     def _counted(self) -> dict[str, SiteCensus]:
-        accepted = {record.name for record in self._records if record.state == "accepted"}
+        accepted = self._accepted()
         sites = self._sites.copy().items()
         return {name: site.census for name, site in sites if site.census is not None and name in accepted}
 
@@ -209,6 +216,8 @@ class CensusLink(Link):
                 state, note = "refused", record.state
             elif site is not None and site.refused is not None:
                 state, note = "refused", site.refused
+            elif record.left:
+                state, note = "late", f"left on {day(record.left)}"
             elif ago is not None and ago > lost:
                 state, note = "late", ""
             else:
@@ -228,7 +237,7 @@ class CensusLink(Link):
         while True:
             self.collect(min(_TICK, max(0.0, until - self._clock())), ())
             here = self._counted()
-            accepted = {record.name for record in self._records if record.state == "accepted"}
+            accepted = self._accepted()
             wanted = sites or waits.min_sites
             if len(here) >= wanted and (sites is not None or here.keys() == accepted):
                 break
@@ -249,8 +258,7 @@ class CensusLink(Link):
         until = self._clock() + seconds
         while True:
             self.collect(min(_TICK, max(0.0, until - self._clock())), ())
-            accepted = {record.name for record in self._records if record.state == "accepted"}
-            missing = [self._sites[name] for name in accepted.intersection(self.roster.sites)]
+            missing = [self._sites[name] for name in self._accepted().intersection(self.roster.sites)]
             if all(site.census or site.refused for site in missing) or self._clock() >= until:
                 return
 
@@ -275,6 +283,10 @@ class CensusLink(Link):
         # Within a tick of the file system's clock another change would have the same time.
         self._read_at = changed if time() - changed / 1e9 > 1 else None
         for record in self._records:
+            if record.left:
+                self._log.warn(
+                    "left", record.name, what=f"it said so on {day(record.left)}, and is not asked"
+                )
             site = self._sites.get(record.name)
             known = site is not None and (site.identity, site.since) == (record.identity, record.since)
             if record.state == "accepted" and not known:

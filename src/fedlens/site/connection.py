@@ -47,6 +47,10 @@ _REFUSALS: Mapping[str, tuple[str, str]] = {
         "the server speaks another protocol than this fedlens",
         "install the version that the server has",
     ),
+    "left": (
+        "the server does not accept the notice that this site has left",
+        "compare the clocks of both machines",
+    ),
     "renewal": ("the server does not renew the certificate of this site", "ask the operator of the server"),
 }
 
@@ -260,6 +264,19 @@ class ServerConnection:
         old, self._session = self._session, None
         if old is not None and not self._requests[old]:
             await old.close()
+
+    async def leave(self) -> str | None:
+        """Tells the server once that this site has left. Returns why it does not know; None if it does."""
+        try:
+            notice = self._keys.leaving(self._clock())
+            async with self._request("POST", "/left", data=lambda _: notice):
+                return None
+        except (aiohttp.ClientError, OSError, _Again) as error:
+            return f"{_sentence(error)}; between two runs no server listens"
+        except Closed:
+            return "the server has an earlier version of fedlens"
+        except FedlensError as error:
+            return error.what
 
     async def _post(
         self, method: str, path: str, data: bytes, check: Callable[[], object] = lambda: None

@@ -18,6 +18,8 @@ from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.link import Arrived, Link
 from fedlens.engines.network import Waits
 from fedlens.files import jsonl
+from fedlens.files.chained_log import ChainedLog, read_chained
+from fedlens.identity.authority import day
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.server import census_link
@@ -135,6 +137,34 @@ def test_a_site_is_there_from_its_census_on(tmp_path: Path) -> None:
     run.census("a")
     assert run.sites.online() == {"a": 1.0}
     assert [event["site"] for event in run.events("census")] == ["a"]
+
+
+def test_a_site_that_has_left_is_away_and_named_once_until_it_comes_back(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    answers = ChainedLog(tmp_path / "answers.jsonl")
+    run.sites._answers = answers
+    for name in "abc":
+        run.census(name)
+    run.federation.registry.note_left("c", NOW)
+    run.sites.collect(0, ())
+    assert run.sites.online().keys() == {"a", "b"}
+    assert set(run.sites.gather(replace(WAITS, patience=0.0), None).sites) == {"a", "b"}
+    (row,) = [row for row in run.sites.rows(60.0) if row.name == "c"]
+    assert (row.state, row.note) == ("late", f"left on {day(NOW)}")
+    for _ in range(2):
+        run.federation.registry.note_left("c", NOW + 60)  # the first time stays
+        run.sites._read_at = None
+        run.sites.collect(0, ())
+        run.sites._settle()
+    assert [(event["site"], event["what"]) for event in run.events("left")] == [
+        ("c", f"it said so on {day(NOW)}, and is not asked")
+    ]
+    lines = [line for line, _, _ in read_chained(answers.path) if line["kind"] == "left"]
+    assert [(line["site"], line["on"]) for line in lines] == [("c", day(NOW))]
+    run.federation.registry.note_left("c", 0.0)
+    run.sites.collect(0, ())
+    assert run.sites.online().keys() == {"a", "b", "c"}
+    answers.close()
 
 
 def test_a_message_of_an_earlier_start_counts_for_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
     POST /enrol           a request to join; the only path without a site's certificate
     POST /renew           a request for a new certificate
+    POST /left            a notice that the site has left; its next GET /next takes it back
     GET  /next            the next message, or 204 after `Limits.poll` or when the experiment is another one;
                           `?have=DIGEST,...` names the messages already received
     HEAD /next            a heartbeat; `?have=` as above
@@ -257,7 +258,8 @@ class HttpsLink(Link):
             ("HEAD", "answer"): self._received,
             ("PUT", "census"): self._census,
             ("GET", "experiment"): self._experiment,
-            ("POST", "renew"): self._renew,
+            ("POST", "renew"): self._signed,
+            ("POST", "left"): self._signed,
         }.get((request.method, kind))
         if handler is None or bool(name) != (kind in ("blob", "answer")):
             raise _Refused(404)
@@ -296,18 +298,20 @@ class HttpsLink(Link):
         response.force_close()
         return response
 
-    async def _renew(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
-        text = await self._read(request, self._limits.enrol_size)
+    async def _signed(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
+        text, leaves = await self._read(request, self._limits.enrol_size), request.path == "/left"
         self._admit(peer)
         try:
-            return web.Response(body=await asyncio.to_thread(self._registry.renew, peer, text))
+            function = self._registry.leave if leaves else self._registry.renew
+            return web.Response(body=await asyncio.to_thread(function, peer, text))
         except IdentityError as error:
-            self._tell("renewal", peer.name, error.what)
-            raise _Refused(403, "renewal") from None
+            self._tell(reason := "left" if leaves else "renewal", peer.name, error.what)
+            raise _Refused(403, reason) from None
 
     async def _next(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
         have, until = self._received_by(request, peer), self._loop.time() + self._limits.poll
         site = self._outbox.site(peer.name)
+        self._registry.note_left(peer.name, 0.0)
         while not site.fresh:
             arrived = site.arrived
             waiting = (
