@@ -78,6 +78,7 @@ def test_without_a_certificate_only_a_request_to_join_is_answered(
         ("GET", "/experiment"),
         ("PUT", "/census"),
         ("POST", "/renew"),
+        ("POST", "/left"),
         ("GET", "/"),
         ("GET", "/enrol"),
     ]
