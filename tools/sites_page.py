@@ -163,6 +163,7 @@ def five(do: Play) -> None:
     toml = do.root / "ward-b" / "fedlens-site" / "site.toml"
     text = toml.read_text().replace("\n[allow]", "\n[allow]\nreviewers = 2", 1)
     toml.write_text(f"{text}\n[reviewers]\n{line}\n")
+    do("ward-b", "fedlens site check")
     do.approve("ward-b")
     do("ward-b", "fedlens site review --export proposal.json")
     shutil.move(do.root / "ward-b" / "proposal.json", do.root / "officer")
