@@ -77,7 +77,9 @@ def test_clients_of_a_column_sum_their_images_and_lose_some_in_a_run(tmp_path: P
     record = json.loads(next((tmp_path / "a" / "approved").glob("*.examples.json")).read_text())
     assert record["gone"] == sorted(names)
     assert sum(map(len, record["clients"].values())) == int((OWNERS == 0).sum())
-    changes = [line for line in AskedLog.read(tmp_path / "a").told if line.get("kind") == "exclude"]
+    log = AskedLog.read(tmp_path / "a")
+    changes = [line for line in log.told if line.get("kind") == "exclude"]
+    assert [line["run"] for line in changes] == 2 * [log.asks[0]["run"]]
     assert [(line["lines"], line["images_left_out"]) for line in changes] == [(0, 0), (LEFT_OUT, LEFT_OUT)]
     assert changes[1]["sha256"] == hashlib.sha256(clinics.listed("a").read_bytes()).hexdigest()
     sent = b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())

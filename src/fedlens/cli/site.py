@@ -236,21 +236,38 @@ def purge(
 
 
 def receipt(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'fedlens federation withdraw' wrote.")],
+    proposal: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="In place of the folder: what 'site review --export' wrote."),
+    ] = None,
     folder: Folder = _FOLDER,
     debug: Debug = False,
 ) -> None:
     """Show the receipt of a withdrawal, if the server of this federation has signed it for this site."""
     with reported(debug):
+        from fedlens.base.errors import ConfigError
         from fedlens.base.printable import printable
         from fedlens.identity.authority import day
         from fedlens.identity.receipt import read_receipt
         from fedlens.identity.site_keys import SiteKeys
 
-        keys = SiteKeys(_inside(folder))
-        text, time = read_receipt(file, keys)
+        if proposal is None:
+            keys = SiteKeys(_inside(folder))
+            root, name, source = keys.root, keys.name, folder
+        else:
+            from fedlens.site.review import Review
+
+            given = context.get_parameter_source("folder")
+            if given is not None and given.name == "COMMANDLINE":
+                raise ConfigError("--proposal and --folder exclude one another", hint="give one")
+            known = Review.read(proposal).approvals
+            root, name, source = known.root, known.site, proposal
+        text, time, federation = read_receipt(file, root, name)
         say(
-            f"signed by the server of {keys.federation} for {keys.name}, on {day(time)}, and not changed since:",
+            f"signed by the server of {federation} for {name}, on {day(time)}, and not changed since, by the root "
+            f"certificate in {source}:",
             *(f"    {line}" for line in printable(text).splitlines()),
         )
 

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from fedlens.base.errors import IdentityError
+from fedlens.base.printable import printable
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.authority import (
     certificates,
@@ -19,8 +20,7 @@ from fedlens.identity.authority import (
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.plain_message import read_message, write_message
 from fedlens.identity.signing import sign, verify
-from fedlens.identity.site_keys import SiteKeys
-from fedlens.identity.tls import peer_of
+from fedlens.identity.tls import common_name, peer_of
 
 _KINDS: dict[str, type] = {
     **{"root": bytes, "site": str, "time": int, "text": str},
@@ -40,36 +40,37 @@ def write_receipt(federation: FederationFolder, site: str, text: str, now: float
     return write_message({**about, "chain": chain, "signature": signature})
 
 
-def read_receipt(path: Path, keys: SiteKeys) -> tuple[str, int]:
-    """The text of a receipt and when it was signed, in seconds since 1970.
+def read_receipt(path: Path, root: bytes, name: str) -> tuple[str, int, str]:
+    """The text of a receipt, when it was signed, in seconds since 1970, and the name of the federation.
 
-    Raises `IdentityError` unless the server of the site's federation has signed it for this site, and all of it.
+    Raises `IdentityError` unless the server of the federation with this root certificate (DER) has signed it for the
+    site of this name, and all of it.
     """
+    authority = read_root(root)
+    federation = printable(common_name(authority.subject), line_feeds=False)
     try:
         with open_regular(path) as file:
             values = read_message(file.read(_LARGEST + 1), _KINDS, "the receipt", _LARGEST)
     except OSError as error:
         raise IdentityError(f"it cannot be read: {error.strerror}", where=str(path)) from None
-    root, site, time, text = fields = [values[name] for name in ("root", "site", "time", "text")]
-    if root != hashlib.sha256(keys.root).digest():
-        raise _refused(path, f"it is of another federation than {keys.federation}")
-    if site != keys.name:
-        raise _refused(path, f"it is for another site than {keys.name}")
+    of, site, time, text = fields = [values[each] for each in ("root", "site", "time", "text")]
+    if of != hashlib.sha256(root).digest():
+        raise _refused(path, f"it is of another federation than {federation}")
+    if site != name:
+        raise _refused(path, f"it is for another site than {name}")
     try:
         leaf, issuer = read_chain(values["chain"], "the receipt")
         if not 0 <= time < _LATEST:
             raise ValueError
-        check_issuer(issuer, read_root(keys.root), time)
+        check_issuer(issuer, authority, time)
         check_signed_by(leaf, issuer)
         server = peer_of(der(leaf))
         if server.name != "server":
             raise ValueError
         verify(server.identity, _PURPOSE, fields, values["signature"])
     except (IdentityError, ValueError):
-        raise _refused(
-            path, f"the server of {keys.federation} has not signed it, or it was changed"
-        ) from None
-    return text, time
+        raise _refused(path, f"the server of {federation} has not signed it, or it was changed") from None
+    return text, time, federation
 
 
 def _refused(path: Path, what: str) -> IdentityError:

@@ -105,7 +105,7 @@ def write_dossier(
         "withdrawn": {},
         "taken": []
         if not of_run or promise
-        else _taken(of_run["run"], sites),  # who takes part is hidden by the promise
+        else _taken(of_run["run"]),  # who takes part is hidden by the promise
         **of_run,
     }
     text = folder / "dossier.md"
@@ -152,16 +152,16 @@ def _missing(sites: Sequence[str], terms: ExperimentTerms, config: Config) -> It
         yield "The data use agreement is open: give --agreement, as to 'fedlens serve'."
 
 
-def _taken(run: Run, sites: Sequence[str]) -> list[list[str]]:
-    """What sites sent in a run, by operation: the first and the last round, answers, and bytes of their bodies."""
-    found = dict[str, list[tuple[int, int]]]()
+def _taken(run: Run) -> list[list[str]]:
+    """What each site sent in a run, by operation: the first and the last round, answers, and bytes of their bodies."""
+    found = dict[tuple[str, str], list[tuple[int, int]]]()
     path = RunDir(run.path).answers_path
     for line, _, _ in read_chained(path) if path.exists() else ():  # an earlier version had none
         if line.get("bytes") and "operation" in line:
-            found.setdefault(line["operation"], []).append((line["round"], line["bytes"]))
-    return [["census", "before 1", f"{len(sites):,}", "see the table before"]] + [
-        [op, f"{min(sent)[0]} to {max(sent)[0]}", f"{len(sent):,}", size(sum(each for _, each in sent))]
-        for op, sent in found.items()
+            found.setdefault((line["site"], line["operation"]), []).append((line["round"], line["bytes"]))
+    return [
+        [*of, f"{min(sent)[0]} to {max(sent)[0]}", f"{len(sent):,}", size(sum(each for _, each in sent))]
+        for of, sent in sorted(found.items())
     ]
 
 

@@ -338,7 +338,7 @@ class Agent:
         asked = experiment.message
         try:
             await self._call(self._log.introduce, self._keys.chains(), *self._approved_by(asked))
-            await self._call(self._log.changed, "exclude", proposed.excluded)
+            await self._call(self._log.changed, "exclude", proposed.excluded, asked.fields.run)
             count, head = self._log.state
             fields = asked.fields._replace(direction="answer", ask=asked.digest, head=head)
             message = seal(self._key, "census", fields, {**census.to_plain(), "log_lines": count}, b"")

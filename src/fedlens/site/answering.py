@@ -276,7 +276,7 @@ class Answering:
             opened.reread()
             with self._writing:
                 self._check_running()
-                self._log.changed("exclude", opened.excluded)
+                self._log.changed("exclude", opened.excluded, fields.run)
             if takes.log:
                 self._logs.acknowledge(fields.run, opened.rows, fields.round)
             self._round = fields.run, fields.attempt, fields.round

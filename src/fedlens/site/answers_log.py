@@ -161,10 +161,13 @@ class AnswersLog:
         except OSError as error:
             raise refused(error, "the log of asks", self._path) from error
 
-    def changed(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Writes a line of `CHANGES` if its values are not those of the last one. Raises `RunFailed`."""
+    def changed(self, kind: str, values: Mapping[str, Any], run: str = "") -> None:
+        """Writes a line of `CHANGES`, with the run if it is of one, if its values are not those of the last one.
+
+        Raises `RunFailed` if the disk refuses.
+        """
         if values != self._last.get(kind) and (any(values.values()) or kind in self._last):
-            self.event(kind, **values)
+            self.event(kind, **({"run": run} if run else {}), **values)
             self._last[kind] = values
 
     def close(self) -> None:

@@ -158,9 +158,15 @@ class Review:
         told = f"census before round 1, some {size(census.bytes)}, {sums} sums of pixels"
         found = [f"{told}: {', '.join(in_short(census_fields(census)))}"]
         for op, fields in trial.fields.items():
+            if self._reports is False:
+                fields = [each for each in fields if not each.startswith("metrics.")]
             sent = f"{op}, {size(trial.sent[op])}: {', '.join(in_short(fields)) or 'nothing'}"
             found.append(
                 "; ".join(refused(work_of(op, trial.built.algorithm.ops[op]), self.contract.site)) or sent
+            )
+        if self._reports is not True:
+            found.append(
+                f"less than in the dossier: [allow] report_metrics = {json.dumps(self._reports)} takes out the rest"
             )
         measured = disclosure(trial.built.task, trial.built.federation)
         found += [

@@ -58,8 +58,8 @@ def text_of(source: Source | Path, folder: Path) -> str:
             MEASURED,
             ["Secure sums:** none", "no noise is added", "plain update", "at most 40 %", "sums over the held-out",
              "`update.1.weight float32[", "`metrics.loss number`",
-             "a sum for one class may be of one image", "without sums for classes",
-             "a table \\[privacy\\]"],
+             "a sum for one class may be of one image", "'totals' or false sends fewer fields",
+             "without sums for classes", "a table \\[privacy\\]"],
             ["epsilon", "Kept at the site", "another seed", "Test images at the server",
              "once for each local step", "Single images", "the sum of all pixels", "has withdrawn"],
         ),
@@ -182,8 +182,12 @@ def test_a_run_gives_its_sites_images_and_messages(tmp_path: Path) -> None:
     for op, line in answers.items():  # the dossier has the words and the sizes of the logs
         (row,) = re.findall(rf"^\| {op}[:\s].*\| (.+ \| .+) \|$", text, re.M)[:1]
         assert row == ", ".join(f"`{one}`" for one in fields[line["fields"]]) + f" | {size(line['bytes'])}"
-        sent = [each["bytes"] for each in lines if each.get("operation") == op]
-        assert f" | {len(sent)} | {size(sum(sent))} |" in text
+        for site in NAMES:
+            sent = [
+                each["bytes"] for each in lines if (each.get("site"), each.get("operation")) == (site, op)
+            ]
+            assert re.search(rf"^\| {site} \| {op} \| .* \| {len(sent)} \| {size(sum(sent))} \|$", text, re.M)
+    assert "- **Purpose:** see the dossier that was written before the run" in text
 
 
 def test_what_serve_refuses_has_no_dossier(tmp_path: Path) -> None:

@@ -510,11 +510,11 @@ def test_exclusions_are_read_before_every_round_and_an_error_in_them_stops_it(si
     site.play(part)
     told = AskedLog.read(site.folder).told
     changes = [
-        (told[at - 1]["round"], line["sha256"])
+        (told[at - 1]["round"], line["sha256"], line["run"])
         for at, line in enumerate(told)
         if line.get("kind") == "exclude"
     ]
-    assert changes == [(1, "aa")]  # after the answers of round 1, and once
+    assert changes == [(1, "aa", "run")]  # after the answers of round 1, and once
     said = [line for line in site.lines if "failed" in line]
     assert said == [  # each kind once, and nothing of a text, which may name a patient
         "train for a in round 3 failed: images or labels cannot be used, or are too few; look at them with: fedlens "

@@ -279,7 +279,8 @@ def test_the_exclusion_list_is_logged_when_it_has_changed(tmp_path: Path) -> Non
     )
     for values in (none, one, one, two, two, none, none):
         log = AnswersLog(tmp_path / "log", tmp_path / "work")
-        log.changed("exclude", values)
+        log.changed("exclude", values, "run")
         log.close()
     lines = [line for line, _, _ in read_chained(tmp_path / "log" / "asked.jsonl")]
     assert [{name: line[name] for name in one} for line in lines] == [one, two, none]
+    assert {line["run"] for line in lines} == {"run"}

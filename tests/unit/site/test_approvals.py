@@ -480,3 +480,6 @@ def test_a_review_shows_of_an_evaluation_what_the_site_sends(site: Site, reports
     assert ("after.sums.correct" in evaluated) == (reports is not False)
     assert ("not allowed: [allow] report_metrics = false" in evaluated) == (reports is False)
     assert any("how much was right" in line for line in lines) == (reports is True)
+    (trained,) = (line for line in lines if line.startswith("train, "))
+    assert ("metrics." in trained) == (reports is not False)
+    assert any(line.startswith("less than in the dossier: ") for line in lines) == (reports is not True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,24 @@ def test_the_export_has_each_ask_with_digests_and_no_value(tmp_path: Path) -> No
     assert "A tail that was cut off does not show in the file itself" in text
     assert "PEM" not in text
     assert str(tmp_path) not in text
+
+
+def test_a_page_with_rules_and_reasons_warns_and_fits_its_card(tmp_path: Path) -> None:
+    site_in(tmp_path)
+    held = "Read the card &#39;Other lines&#39; before you hand on the page or the CSV file."
+    assert held not in AskedLog.read(tmp_path).as_page("ward-a", "hospitals")
+    log = AnswersLog(tmp_path / "log", tmp_path / "work", lambda: 1.8e9)
+    log.changed("rules", {"sha256": "aa", "reviewers": {"officer": 60 * "x"}})
+    rules = AskedLog.read(tmp_path).as_page("ward-a", "hospitals")
+    log.event("rejected", by="officer", reason="no agreement")
+    log.close()
+    both = AskedLog.read(tmp_path).as_page("ward-a", "hospitals")
+    for page, reasons in ((rules, False), (both, True)):
+        (told,) = re.findall(f"<li>([^<]*){held}</li>", page)
+        assert told.startswith("The rules of the site (site.toml), with paths of its data, and names and ")
+        assert ("The reasons of rejections" in told) == reasons
+    when = r'<td style="white-space:nowrap">2027-01-15 08:00 UTC</td>'
+    assert re.search(f'<tr>{when}<td>rules</td><td class="name">reviewers .*{60 * "x"}', both)
 
 
 def test_a_server_whose_log_went_back_is_named(tmp_path: Path) -> None:

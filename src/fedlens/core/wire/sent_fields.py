@@ -27,7 +27,7 @@ def answer_fields(payload: Mapping[str, Any], metrics: Mapping[str, Any], letter
 
 def census_fields(census: SiteCensus) -> list[str]:
     """The fields of a census."""
-    names = ("name text", "examples number", "held_out number")
+    names = ("name text", "examples number", "held_out number (always 0)")
     rest = {
         "versions": census.versions,
         "contract": census.contract,
