@@ -196,13 +196,17 @@ class Agent:
             self._call = thread.call
             held.callback(self._answering.stop)  # first: what is being written is written
             self._notes.note("started", site=self._keys.name)
+            reason = "the run has ended"
             try:
                 while not await self._session():
                     await self._sleep(_PAUSE + self._uniform(0, _PAUSE))
+            except BaseException as error:
+                reason = _sentence(error)
+                raise
             finally:
                 await self._connection.close()
                 self._close_experiment()
-                self._notes.note("stopped")
+                self._notes.note("stopped", reason=reason)
 
     async def _session(self) -> bool:
         """Works with the server; True if a run has ended, False if the site is to wait and try again."""
@@ -289,7 +293,7 @@ class Agent:
         try:
             await self._connection.renew()
             self._tell("renewed", "the certificate was renewed")
-        except (SiteRefused, IdentityError) as error:
+        except (IdentityError, MessageError) as error:
             if isinstance(error, SiteRefused) and error.reason != "renewal":
                 raise
             self._tell("renewal", f"the certificate was not renewed: {error}")
@@ -364,12 +368,8 @@ class Agent:
         """Takes another message of an experiment; what is built stays if only the attempt is another."""
         details, before = message.details, self._experiment
         text, new = details.get("settings"), _Experiment(message, body)
-        run, digest = (
-            message.fields.run,
-            hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-            if isinstance(text, str)
-            else None,
-        )
+        run, coded = message.fields.run, text.encode(errors="surrogatepass") if isinstance(text, str) else b""
+        digest = hashlib.sha256(coded).hexdigest() if coded else None
         if message.purpose != "experiment" or digest is None or details.get("contract") != digest:
             raise MessageError("mismatch", "it is no experiment")
         self._log.check_seen(details.get("seen"))
@@ -491,8 +491,8 @@ class Agent:
         self._say(line)
 
 
-def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, FedlensError) else told(error)
+def _sentence(error: BaseException) -> str:
+    return str(error) if isinstance(error, FedlensError | asyncio.CancelledError) else told(error)
 
 
 __all__ = ["WAITED_FOR", "Agent", "Opened", "Proposed", "SiteLimits"]

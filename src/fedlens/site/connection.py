@@ -349,23 +349,8 @@ class ServerConnection:
                 self._check(response)
                 self._heard()
                 yield response, limit
-        except aiohttp.ClientConnectorCertificateError as error:
-            raise FedlensError(
-                f"the server's certificate is not one of this federation ({told(error.certificate_error)})",
-                where=f"{host}:{port}",
-                hint="check the host and the clock, and that no proxy opens TLS connections",
-            ) from None
         except aiohttp.InvalidURL:  # its text has the password
             raise FedlensError("https_proxy is not a URL", hint="write http://HOST:PORT") from None
-        except aiohttp.ClientHttpProxyError as error:
-            if error.status != 407:
-                raise
-            what = "the proxy asks for a name and a password"
-            raise FedlensError(what, hint="set https_proxy=http://NAME:PASSWORD@HOST:PORT") from None
-        except (aiohttp.ClientError, OSError) as error:
-            if _alert(error):
-                raise SiteRefused(_alert(error), where=f"{host}:{port}") from None
-            raise
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -425,17 +410,16 @@ class ServerConnection:
             limit.reschedule(asyncio.get_running_loop().time() + self._timing.quiet)
 
 
-def _alert(error: BaseException) -> str:
-    """The reason with which a server refused the certificate in the handshake; empty for every other error."""
-    text = told(error).lower()
-    if "alert" not in text or not ("certificate" in text or "unknown ca" in text):
-        return ""
-    return next((reason for reason in ("expired", "revoked") if reason in text), "unknown")
-
-
 def _sentence(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "the server, or what is between, sent nothing for too long"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        found = f"the certificate at {error.host}:{error.port} is not one of this federation"
+        return f"{found} ({told(error.certificate_error)})"
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        if error.status == 407:
+            return "the proxy asks for a name and a password; set https_proxy=http://NAME:PASSWORD@HOST:PORT"
+        return f"the proxy answers {error.status}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect to {error.host}:{error.port}: {error.strerror or 'it is closed'}"
     if isinstance(error, aiohttp.ServerDisconnectedError):

@@ -75,9 +75,13 @@ def work(agent: Agent, folder: Path, settings: SiteSettings) -> bool:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, task.cancel, number.name)
         ended = asyncio.create_task(_until_ended(folder, settings))
-        ended.add_done_callback(lambda _: task.cancel())
+        ended.add_done_callback(
+            lambda done: task.cancel(
+                None if done.cancelled() else str(done.exception() or "this site has left")
+            )
+        )
         with suppress(asyncio.CancelledError):
             await agent.run()
         return ended.done() and ended.result()

@@ -294,6 +294,7 @@ def test_a_changed_site_file_ends_a_start_also_while_the_server_is_away(
     finally:
         late.cancel()
     assert ["cannot be reached" in line for line in said] == [True]
+    assert f'"reason":"{SITE_FILE} has changed' in (FOLDER / "log" / "site.jsonl").read_text()
     with one_writer(FOLDER, wait=False):
         pass
 

@@ -424,7 +424,7 @@ def test_only_what_the_ask_and_the_site_allow_goes_out(
 
     site.play(part)
     assert site.operation.calls == 1
-    assert ('"reason":"' in site.log()) == (reason is not None)
+    assert ('"reason":"' in site.log().partition('"stopped"')[0]) == (reason is not None)
     assert not any("Mary" in line for line in site.lines)
 
 
@@ -902,6 +902,8 @@ def test_a_site_that_was_revoked_ends(site: Site) -> None:
 
     with pytest.raises(SiteRefused, match="revoked"):
         site.play(part)
+    stopped = json.loads(site.log().splitlines()[-1])
+    assert (stopped["kind"], stopped["reason"].partition(";")[0]) == ("stopped", "this site was revoked")
 
 
 def test_secrets_that_nobody_used_for_an_hour_are_forgotten(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +13,14 @@ import pytest
 import torch
 
 from fedlens.core.wire.message import Caps, MessageError, read, read_payload, write_payload
+from fedlens.identity.authority import DAY, issue
+from fedlens.identity.federation_folder import FederationFolder
+from fedlens.identity.keys import KeyPair
 from fedlens.identity.signing import signed_bytes
 from fedlens.site.answers_log import AskRefused, check_approved
-from tests.link_kit import At, Federation, answer_to, blobs, within
+from tests.link_kit import At, Federation, Proxy, answer_to, blobs, within
+from tests.unit.identity.federation_kit import HOST, NOW, ROOT, issuer_of
+from tests.unit.site.test_network_check import answering
 
 
 @pytest.fixture
@@ -109,3 +114,57 @@ def test_nothing_more_is_sent_once_a_check_before_a_try_raises(
 
     within(agent)
     assert tries == (["PUT", "HEAD"] if message == "answer" else ["PUT"])
+
+
+@contextmanager
+def impostor(federation: Federation, kind: str) -> Iterator[int]:
+    """The port of a server that is not that of the federation, or not any more."""
+    if kind == "alert":
+        with answering(bytes([21, 3, 3, 0, 2, 2, 48])) as port:  # unknown CA, before any certificate
+            yield port
+        return
+    pem, folder = federation.registry.folder / "server.pem", federation.folder
+    good, tls = pem.read_bytes(), KeyPair.make()
+    pair = federation.registry.identity().public, tls.public
+    if kind == "authority":
+        other = FederationFolder.create(folder / "inspection", (HOST, 443), ROOT, clock=lambda: NOW)
+        pem.write_bytes((other.folder / "server.pem").read_bytes())
+    else:
+        ago, host = (100 * DAY, HOST) if kind == "expired" else (0, "127.0.0.9")
+        pem.write_bytes(tls.pem() + issue(issuer_of(federation.registry), "server", pair, NOW - ago, host))
+    with federation.link():
+        pem.write_bytes(good)
+        yield federation.port
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("authority", "is not one of this federation (SSLCertVerificationError"),
+        ("expired", "certificate has expired"),
+        ("host", "IP address mismatch"),
+        ("alert", "cannot connect to "),
+    ],
+)
+def test_another_tls_server_in_its_place_does_not_end_a_site(
+    federation: Federation, kind: str, said: str
+) -> None:
+    site, ask = federation.site("ward-a"), federation.ask()
+
+    async def sleep(seconds: float) -> None:
+        way.target = federation.port
+
+    at = At(site, options={"sleep": sleep})
+
+    async def agent() -> bytes:
+        async with at as connection:
+            received = await connection.next([])
+            assert received is not None
+            return received[0].digest
+
+    with impostor(federation, kind) as wrong, Proxy(wrong) as way, federation.link() as link:
+        site.port = way.port
+        link.send("ward-a", ask, {})
+        assert within(agent) == ask.digest
+    [trouble] = at.troubles
+    assert said in trouble

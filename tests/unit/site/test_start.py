@@ -50,7 +50,7 @@ def test_a_signal_ends_a_site_in_the_middle_of_an_operation(number: signal.Signa
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "left: False\n", "")
     assert all("kind" in values for values, _, _ in read_chained(tmp_path / "site" / "log" / NAME))  # no ask
-    assert "stopped" in (tmp_path / "site" / "log" / "site.jsonl").read_text()
+    assert f'"stopped","reason":"{number.name}"' in (tmp_path / "site" / "log" / "site.jsonl").read_text()
 
 
 def test_a_site_that_leaves_ends_another_process_in_the_middle_of_an_operation(tmp_path: Path) -> None:
@@ -64,6 +64,7 @@ def test_a_site_that_leaves_ends_another_process_in_the_middle_of_an_operation(t
     kinds = [values.get("kind") for values, _, _ in read_chained(folder / "log" / NAME)]
     assert kinds[-1] == "left"
     assert None not in kinds  # no ask has a line
+    assert '"stopped","reason":"this site has left"' in (folder / "log" / "site.jsonl").read_text()
     with pytest.raises(ConfigError, match="this site left the federation on"):
         agent_of(folder, print)
     come_back(folder)
