@@ -153,14 +153,15 @@ def leave(
 ) -> None:
     """Leave the federation: a running 'fedlens site start' ends at once, and none starts any more.
 
-    Then the server is told, which needs the passphrase of encrypted keys; an empty one does not tell it. Again, the
-    server is told again. Nothing is deleted, here or there.
+    Then the server is told, which needs the passphrase of encrypted keys; an empty one does not tell it. Leaving
+    succeeds without the server too (exit code 0): a line says whether the server knows. Again, the server is told
+    again. Nothing is deleted, here or there.
     """
     with reported(debug):
         from functools import partial
 
         from fedlens.base.errors import ConfigError
-        from fedlens.base.shell_command import shell_command
+        from fedlens.base.shell_command import quoted_command, shell_command
         from fedlens.identity.site_keys import SiteKeys
         from fedlens.site.leave import come_back, leave, left_on, tell_server
 
@@ -175,6 +176,7 @@ def leave(
                 "Whether the server still accepts it says 'fedlens site check --network'.",
             )
             return
+        purge_hint = quoted_command("site", "purge", "RUN", folder=None if folder == _FOLDER else folder)
         since = left_on(folder)
         leave(folder)  # again too: a process may still compute after a first call that was stopped
         when = keys.federation if since is None else f"{keys.federation} already, on {since}"
@@ -185,8 +187,9 @@ def leave(
             f"the server was not told ({why}): call the operator" if why else "the server knows",
             "The operator deletes what the server has: "
             f"{shell_command('federation', 'withdraw', keys.federation, keys.name)}",
-            "Still to do here: 'fedlens site purge RUN', the service, the folder but log/, and backups: see 'Leaving' "
-            "in the sheet for IT (docs/sheet-for-it.md).",
+            f"Still to do here: {purge_hint}, the service, the folder but log/, and backups: see step 8 of 'From a "
+            "study to your sites' (docs/from-a-study-to-your-sites.md) and 'Leaving' in the sheet for IT "
+            "(docs/sheet-for-it.md).",
         )
 
 
@@ -273,7 +276,7 @@ def receipt(
 
 
 def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False) -> None:
-    """Show the site's name, words, certificate, approved experiments and last contact; asks nobody."""
+    """Show the site's name, words, certificate, experiments, last contact and what start waits for; asks nobody."""
     with reported(debug, as_json) as output:
         facts = _facts(folder)
         if as_json:
@@ -288,10 +291,12 @@ def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False
 def _facts(folder: Path) -> dict[str, Any]:
     """What `status` shows. Nothing that an approved experiment names is opened."""
     from fedlens.base.errors import IdentityError
+    from fedlens.base.printable import printable
     from fedlens.identity.authority import day
+    from fedlens.identity.private_files import read_private
     from fedlens.identity.site_keys import SiteKeys
     from fedlens.site.leave import left_on
-    from fedlens.site.site_log import CONTACT
+    from fedlens.site.site_log import CONTACT, WAITING
 
     keys = SiteKeys(_inside(folder))
     try:
@@ -299,7 +304,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         certificate, words = f"valid until {day(own.not_after)}", keys.words()
     except IdentityError as error:
         certificate, words = str(error), ""
-    contact = folder / CONTACT
+    contact, waiting = folder / CONTACT, folder / WAITING
     left = left_on(folder)
     return {
         "site": keys.name,
@@ -314,6 +319,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         if contact.exists()
         else "see: fedlens site check --network",
         "last contact": day(contact.stat().st_mtime) if contact.exists() else "none",
+        "waits for": printable(read_private(waiting).decode(), line_feeds=False) if waiting.exists() else "",
         "experiments": _experiments(folder, left),
     }
 

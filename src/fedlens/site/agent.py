@@ -206,6 +206,7 @@ class Agent:
             finally:
                 await self._connection.close()
                 self._close_experiment()
+                self._notes.waits("")
                 self._notes.note("stopped", reason=reason)
 
     async def _session(self) -> bool:
@@ -221,6 +222,7 @@ class Agent:
             if refused.reason not in WAITED_FOR:
                 raise
             self._tell("refused", str(refused))
+            self._notes.waits(str(refused))
             return False
         finally:
             for task in tasks:
@@ -236,6 +238,7 @@ class Agent:
             self._experiment.told = False
         await self._look()
         while True:
+            self._notes.waits("" if self._experiment is None else self._experiment.waits)
             await self._renew()
             if (now := self._clock()) - self._purged >= _DAY:
                 self._purged = now
@@ -262,8 +265,7 @@ class Agent:
 
     async def _goodbye(self, message: Message) -> bool:
         """Ends a run; True if the agent ends with it."""
-        run, outcome = message.fields.run, message.details.get("outcome")
-        finished = outcome == "finished"
+        run, finished = message.fields.run, message.details.get("outcome") == "finished"
         waits = "; waiting for the next experiment, until Ctrl-C" if finished and not self._once else ""
         self._tell("goodbye", f"the run {one_line(run)} has {'finished' if finished else 'stopped'}{waits}")
         if finished:

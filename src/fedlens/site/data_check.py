@@ -18,7 +18,7 @@ from fedlens.site.approvals import Approvals
 from fedlens.site.contract import Contract, read_contract
 from fedlens.site.local_data import COUNTED, LocalData, counted_clients, left_out
 from fedlens.site.network_check import Step
-from fedlens.site.policy import refusals, refuse
+from fedlens.site.policy import refusals
 from fedlens.site.settings import SITE_FILE, SiteSettings
 
 _SHOWN = 20  # classes or clients that are named
@@ -51,10 +51,11 @@ def check_data(folder: Path, site: str) -> Iterator[Step]:
         for path in sorted((folder / "approved").glob("*.toml")):
             name = f"experiment {path.stem[:12]}"
             contract = read_contract(path.read_text("utf-8"), settings)
-            if missing := Approvals.of(folder, settings).last_missing(path.stem, time()):
-                yield Step(name, None, "; ".join([missing, *refusals(contract, settings)]))
+            missing = Approvals.of(folder, settings).last_missing(path.stem, time())
+            against = refusals(contract, settings)
+            if missing or against:
+                yield Step(name, None, "; ".join([missing or "approved, but not computed", *against]))
             else:
-                refuse(contract, settings)
                 yield Step(name, True, _experiment(contract, site))
     except FedlensError as error:
         where = f" ({error.where})" if error.where else ""

@@ -10,11 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
+from fedlens.base.errors import RunFailed
 from fedlens.files.atomic_files import create, open_unlinked
-from fedlens.identity.private_files import private_folder
+from fedlens.identity.private_files import private_folder, write_private
 
 CONTACT = "contact"
 """The file in the folder of a site whose time is that of the last contact with the server."""
+WAITING = "waiting"
+"""The file in the folder of a site that says what `fedlens site start` waits for; none while it waits for nothing."""
 LARGEST = 2**23
 """Bytes of the file; then it is renamed to `site.1.jsonl`, in place of an earlier one."""
 
@@ -35,6 +38,18 @@ class SiteLog:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time) -> None:
         self.path, self._clock, self._lock = private_folder(folder) / "site.jsonl", clock, threading.Lock()
+        self._waiting: str | None = None  # an earlier process may have left one
+
+    def waits(self, sentence: str) -> None:
+        """Keeps in the folder of the site what it waits for, where another command can show it; empty for nothing."""
+        if sentence == self._waiting:
+            return
+        self._waiting, path = sentence, self.path.parents[1] / WAITING
+        with suppress(OSError, RunFailed):
+            if sentence:
+                write_private(path, sentence.encode())
+            else:
+                path.unlink(missing_ok=True)
 
     def note(self, kind: str, **values: str | int | float | None) -> None:
         """Appends a line. A disk that refuses it does not end the site: its answers are in another file."""

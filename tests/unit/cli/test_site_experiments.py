@@ -32,7 +32,7 @@ from fedlens.site.contract import site_part
 from fedlens.site.leave import come_back
 from fedlens.site.log_export import AskedLog
 from fedlens.site.settings import SITE_FILE
-from fedlens.site.site_log import CONTACT
+from fedlens.site.site_log import CONTACT, SiteLog
 from fedlens.site.start import agent_of
 from tests.link_kit import blobs
 from tests.unit.cli.commands import ran, refused, runner
@@ -345,8 +345,8 @@ def test_the_data_are_checked_without_and_with_an_experiment(
     assert "2 clients: ward-a/p1 4, ward-a/p2 4" in ran("site", "check")
     assert sorted(path.name for path in (FOLDER / "approved").iterdir()) == before  # no run was counted
     write_site(FOLDER, allow={"max_rounds": 1, "models": []})
-    said = runner.invoke(app, ["site", "check"]).stdout
-    assert f"FAILED  experiment {digest[:12]}: the model" in said
+    said = ran("site", "check")
+    assert f"note    experiment {digest[:12]}: approved, but not computed; the model" in said
     assert "not allowed: [allow] models = [], in" in said
     write_site(FOLDER, {"clients": "hospital"})
     answer = runner.invoke(app, ["site", "check"])
@@ -385,6 +385,9 @@ def test_a_site_works_until_the_run_has_ended_or_it_is_revoked(
     said = ran("site", "start", "--once")
     assert f"the experiment {digest[:12]} waits for: fedlens site review" in said
     assert "the run run has finished" in said
+    assert json.loads(ran("site", "status", "--json"))["waits for"] == ""
+    SiteLog(FOLDER / "log").waits("an experiment waits")
+    assert "waits for     an experiment waits\n" in ran("site", "status")
     assert "nobody has decided on an experiment" in ran("site", "status")
     ran("site", "review", "--approve", digest)
     contact = FOLDER / CONTACT

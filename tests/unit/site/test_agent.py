@@ -39,7 +39,7 @@ from fedlens.site.connection import Closed, SiteRefused
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.log_export import AskedLog
 from fedlens.site.operation_thread import OperationThread
-from fedlens.site.site_log import SiteLog
+from fedlens.site.site_log import WAITING, SiteLog
 from tests.agent_kit import DIGEST, control, proposal
 from tests.unit.site.ask_kit import SERVER, SITE, OpenedProgram, ProposedProgram, ask_of
 
@@ -530,14 +530,20 @@ def test_nothing_is_told_before_a_person_approves(site: Site) -> None:
     async def part(server: Server) -> None:
         await server.until(lambda: server.polls > 3)
         assert not server.censuses
+        assert "site review" in waiting.read_text()
         assert await server.reason(server.ask()) == "contract"
         site.approved = True
         await server.until(lambda: bool(server.censuses))
         assert await server.reason(server.ask(slot=1)) is None
+        await server.until(lambda: not waiting.exists())
+        site.approved = False
+        await server.until(waiting.exists)
 
+    waiting = site.folder / WAITING
     server = site.play(part)
+    assert not waiting.exists()
     assert len(server.censuses) == 1
-    assert sum("site review" in line for line in site.lines) == 1
+    assert sum("site review" in line for line in site.lines) == 2
 
 
 def test_a_rejection_ends_a_run_that_was_approved(site: Site) -> None:
@@ -869,13 +875,18 @@ def test_a_certificate_is_renewed_when_due_and_a_failure_is_tried_in_an_hour(sit
 
 
 @pytest.mark.parametrize("reason", ["pending", "suspended"])
-def test_a_site_waits_for_the_operator(site: Site, reason: str) -> None:
+def test_a_site_waits_for_the_operator(site: Site, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = list[str]()
+    monkeypatch.setattr(SiteLog, "waits", lambda notes, sentence: waits.append(sentence))
+
     async def part(server: Server) -> None:
         server.refusal = SiteRefused(reason)
         await server.until(lambda: bool(site.lines))
         assert await server.reason(server.ask()) is None
 
     assert len(site.play(part).censuses) == 2  # it came back
+    assert [each for each in waits if each] == [str(SiteRefused(reason))]
+    assert waits[-1] == ""
 
 
 def test_an_operation_that_a_suspension_interrupts_is_answered_after_it(site: Site) -> None:
