@@ -372,10 +372,8 @@ def list_sites(folder: Folder, as_json: Json = False, debug: Debug = False) -> N
             return
         until = f"issuer {number} ends {day(ends)}" if number else "it waits for its root"
         say(f"{federation.name}: sites call {federation.host}:{federation.port}; {until}")
-        left = [f", left on {day(s['left'])}" if s["left"] else "" for s in sites]
-        states = [(s["state"] + more, s) for more, s in zip(left, sites, strict=True)]
         rows = [
-            *([s["name"], state, day(s["since"]), day(s["ends"]), s["words"]] for state, s in states),
+            *([s["name"], _state(s), day(s["since"]), day(s["ends"]), s["words"]] for s in sites),
             *([name, f"invitation until {day(end)}", "", "", ""] for name, end in sorted(invited.items())),
         ]
         if rows:
@@ -414,6 +412,12 @@ def _open(folder: Path) -> FederationFolder:
     for sentence in federation.warnings():
         complain("warning", f"{sentence}.")
     return federation
+
+
+def _state(site: dict[str, Any]) -> str:
+    from fedlens.identity.authority import day
+
+    return f"{site['state']}, left on {day(site['left'])}" if site["left"] else str(site["state"])
 
 
 def _plain(federation: FederationFolder, record: SiteRecord) -> dict[str, Any]:
