@@ -47,7 +47,7 @@ MUTATIONS = [
     ),
     Mutation("cli/federation.py", "        _hide_output()\n", "", "unit/cli/test_federation.py"),
     Mutation(
-        "cli/federation.py",
+        "cli/federation_root.py",
         'if first and values["above"] > 0:',
         "if False:",
         "unit/cli/test_federation.py",

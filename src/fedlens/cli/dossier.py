@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.display.output import reported, say
-from fedlens.cli.options import Changes, Debug
+from fedlens.cli.options import Changes, Debug, Federation
 from fedlens.cli.serve import Agreement, Until
 
 
 def dossier(
-    folder: Annotated[Path, typer.Argument(metavar="FEDERATION", help="The folder of the federation.")],
+    folder: Federation,
     experiment: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="The experiment: a TOML file (or the name of a recipe)."),

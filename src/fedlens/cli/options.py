@@ -46,6 +46,7 @@ Strict = Annotated[
         "--strict", help="Exit with code 1 if the run ends with a warning, such as a loss that diverges."
     ),
 ]
+Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The folder of the federation.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory: runs/<name>/<run-id>.")]
 DeviceName = Annotated[
     str | None,
