@@ -147,7 +147,8 @@ def _content(kind: str, name: str) -> str:
         return cost(study) + "\n"
     if kind == "table":
         return _table({table.name: table for table in study_tables(results(study))}[part])
-    return f"![{_figure(name).title}](figures/{study}-{part}.svg)\n\n{_figure(name).caption}\n"
+    title, caption = _figure(name).title, _figure(name).caption.removeprefix(f"{_figure(name).title}: ")
+    return f"![{title}](figures/{study}-{part}.svg)\n\n{caption[0].upper()}{caption[1:]}\n"
 
 
 def _figure(name: str) -> Chart:
@@ -215,14 +216,12 @@ def _entry(curve: Curve, study: Results, methods: Sequence[str]) -> dict[str, An
     who = " and ".join([", ".join(labels[:-1]), labels[-1]] if len(labels) > 1 else labels)
     seeds = study.info.seeds
     spread = f"mean of {seeds_text(seeds)}, 95 % t interval" if len(seeds) > 1 else f"seed {seeds[0]}"
-    metric = "Accuracy of the clients" if study.metric.startswith("clients") else "Test accuracy"
-    over = "batches of the busiest client" if curve.over == "batches" else "rounds"
     runs = {entry.digest for entry in study.info.entries if entry.method in methods}
     seconds = sum(
         line.facts.get("cpu_seconds") or 0 for digest, line in study.lines.items() if digest in runs
     )
     return {
-        "caption": f"{metric} over {over}, 10,000 Fashion-MNIST images: {who}; {spread}",
+        "caption": f"10,000 Fashion-MNIST images: {who}; {spread}",
         "command": study.info.command,
         "seeds": list(seeds),
         "cpu_seconds": round(seconds),

@@ -44,6 +44,7 @@ NUMBERS = {  # of what the registries hold, by the words that follow in README.m
         isinstance(model, ModelEntry) and model.extra == "vision" for model in MODELS.entries.values()
     ),
 }
+STUDIES = "Beside those of [All studies](reproduce.md#all-studies):"
 Records = Mapping[str, Sequence[StudyRecord]]
 
 
@@ -83,24 +84,32 @@ def counts(recorded: Records) -> str:
 def _lists(recorded: Records) -> list[str]:
     lines: list[str] = []
     for kind, title in KINDS.items():
-        lines += ["", f"## {title}", "", *(_line(row, recorded) for row in paper_rows() if row.kind == kind)]
+        rows = [row for row in paper_rows() if row.kind == kind]
+        lines += ["", f"## {title}", ""]
+        if kind in ("figure", "table"):  # whose studies have a table of their own
+            lines += [STUDIES, ""]
+            rows = [row for row in rows if row.why or not row.studies]
+        lines += [_line(row, recorded) for row in rows]
     return lines[1:]
 
 
 def _line(row: PaperRow, recorded: Records) -> str:
-    found = state(row, recorded)
-    links = [record_link(name, record) for name in row.studies for record in recorded.get(name, ())]
-    remarks = {
-        "works": [],
-        "recorded": [f"Recorded: {', '.join(links)}", row.why],
-        "partly": ["**Partly**: " + "; ".join(filter(None, ["" if row.state else "no record yet", row.why]))],
-        "not there": [f"**Not there**: {row.why}"],
-    }
+    if row.kind in ("figure", "table") and row.studies:
+        return _drawn(row, recorded)
+    remarks = {"works": "", "partly": f"**Partly**: {row.why}", "not there": f"**Not there**: {row.why}"}
     pointers = [pointer for pointer in row.pointers if f"`{pointer.partition(':')[2]}" not in row.where]
     shown = [row.where, *(_pointer(pointer) for pointer in pointers if not pointer.startswith("study:"))]
     papers = "all" if len(row.papers) == len(PAPERS) else ", ".join(row.papers)
     text = f"{row.what} ({papers}): {', '.join(filter(None, shown))}"
-    return "- " + ". ".join(filter(None, [text, *remarks[found]]))
+    return "- " + ". ".join(filter(None, [text, remarks[row.state]]))
+
+
+def _drawn(row: PaperRow, recorded: Records) -> str:
+    """The line of a figure or table with studies, whose names say the paper."""
+    links = [record_link(name, record) for name in row.studies for record in recorded.get(name, ())]
+    text = f"{row.what}: {', '.join([*(f'`{name}`' for name in row.studies), *links])}"
+    missing = "**No record**" if state(row, recorded) == "partly" else ""
+    return "- " + ". ".join(filter(None, [text, missing, row.why]))
 
 
 def _pointer(pointer: str) -> str:
@@ -111,7 +120,7 @@ def _pointer(pointer: str) -> str:
         assert title, value
         return f"[{title[1].replace('`', '')}]({target}{'#' + anchor if anchor else ''})"
     if kind == "test":
-        return f"test `{value.removeprefix('tests/').partition('::')[0]}`"
+        return f"`{value.removeprefix('tests/').partition('::')[0]}`"
     if kind == "recipe":
         assert value in recipes()
         return f"recipe `{value}`"

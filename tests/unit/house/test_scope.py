@@ -1,4 +1,4 @@
-"""The table of scope: its names are in the registries, and its examples are run and do what their row says."""
+"""The list of scope: its names are in the registries, and its examples are run and do what their row says."""
 
 from __future__ import annotations
 
@@ -178,10 +178,9 @@ def test_losses_weigh_the_clients(runs: dict[str, Result]) -> None:
 # ---- the pages
 
 
-def table() -> list[tuple[str, str, str]]:
-    """The rows of the table of scope: subject, today, how."""
-    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
-    return [row for row in rows if row[0] != "subject"]
+def listed() -> list[tuple[str, str, str]]:
+    """The lines of the list of scope: subject, today, how."""
+    return re.findall(r"^- (.+?) \(([^()]+)\): (.+)$", PAGE.read_text(encoding="utf-8"), re.M)
 
 
 def faults(subject: str, today: str, how: str) -> list[str]:
@@ -221,8 +220,9 @@ def exists(text: str) -> bool:
     return name in getattr(kind, "model_fields", {})
 
 
-def test_each_row_of_the_table_is_shown_by_a_registry_or_a_test() -> None:
-    rows = table()
+def test_each_line_of_the_list_is_shown_by_a_registry_or_a_test() -> None:
+    rows = listed()
+    assert len(rows) == sum(line.startswith("- ") for line in PAGE.read_text(encoding="utf-8").splitlines())
     assert [fault for row in rows for fault in faults(*row)] == []
     subjects = " ".join(subject for subject, _, _ in rows).lower()
     for asked in (
@@ -230,8 +230,7 @@ def test_each_row_of_the_table_is_shown_by_a_registry_or_a_test() -> None:
         "peer-to-peer", "fairness", "low-rank", "without labels", "changes over rounds", "availability",
     ):  # fmt: skip
         assert asked in subjects, asked
-    listed = set(re.findall(r"examples/(\w+\.py)", " ".join(how for _, _, how in rows)))
-    assert listed == RUN_FILES
+    assert set(re.findall(r"examples/(\w+\.py)", " ".join(how for _, _, how in rows))) == RUN_FILES
 
 
 @pytest.mark.parametrize(
