@@ -173,6 +173,7 @@ MUTATIONS = [
         "for sentence in () and opened.refused(",
         "unit/site/test_policy.py",
     ),
+    Mutation("site/policy.py", "work.persons < least", "work.persons < 0", "unit/site/test_policy.py"),
     Mutation("site/answering.py", 'asked.get("work")', 'payload.get("work")', "unit/site/test_policy.py"),
     Mutation("site/workplace.py", "        refuse(contract, settings)\n", "", "unit/site/test_policy.py"),
     Mutation(

@@ -208,8 +208,12 @@ def missing(column: NDArray[Any]) -> NDArray[np.bool_]:
     return np.array([is_missing(value) for value in column.tolist()], bool)
 
 
-def unit_numbers(columns: Mapping[str, NDArray[Any]], unit: str | None) -> dict[str, NDArray[np.int64]]:
+def unit_numbers(
+    columns: Mapping[str, NDArray[Any]], unit: str | None, where: str = "privacy.column"
+) -> dict[str, NDArray[np.int64]]:
     """The number of the value of each example in the column `unit`, int64 [n] by its name; {} without a unit.
+
+    `where` is the setting that names it.
 
     Raises `ConfigError` if the column does not exist, and `DataError` for an empty cell.
 
@@ -218,7 +222,6 @@ def unit_numbers(columns: Mapping[str, NDArray[Any]], unit: str | None) -> dict[
     """
     if unit is None:
         return {}
-    where = "privacy.column"
     if unit not in columns:
         hint = nearest(unit, columns) if columns else "add a table with this column to the data"
         raise ConfigError(f"the training examples have no column '{unit}'", where=where, hint=hint)

@@ -75,12 +75,12 @@ def _experiment(contract: Contract, site: str) -> str:
     """The clients that an approved experiment has here. What is counted for a run stays as it is."""
     with tempfile.TemporaryDirectory() as scratch:
         local = LocalData.open(contract, site, Path(scratch), "check")
-    return _clients({name: len(local.clients[name]) for name in local.names}, local.notes)
+    return _clients(local.counted, local.notes)
 
 
-def _clients(images: Mapping[str, int], notes: Sequence[str]) -> str:
+def _clients(counted: Mapping[str, str], notes: Sequence[str]) -> str:
     """How many images each client has, and notes."""
-    named = [f"{name} {n:,}" for name, n in images.items()]
+    named = [f"{name} {size}" for name, size in counted.items()]
     more = " ..." if len(named) > _SHOWN else ""
     clients = f"{many(len(named), 'client')}: {', '.join(named[:_SHOWN])}{more}"
     return printable("; ".join((clients, *notes)), line_feeds=False)

@@ -34,6 +34,8 @@ _TEXT = """\
 # Each value of this column is a client of its own, {name}/VALUE, a name that the server sees: no patient's name.
 # Without it the site is one client.
 # clients = "scanner"
+# Each value of this column is a person, for min_persons and max_epsilon; 'fedlens site check' counts them.
+# persons = "patient"
 # Labels that are not named as the experiment's classes. "" leaves the images of a label out.
 # labels = {{ NV = "nevus", "no finding" = "" }}
 # A file with one image, or one value of a column, a line: these are left out. It is read before every round.
@@ -44,6 +46,8 @@ _TEXT = """\
 [allow]
 # The fewest images of a client behind an update or a result; a class may have fewer.
 min_examples = 8
+# The fewest persons among the images that a client trains on, or holds out for a result.
+# min_persons = 10
 # What an experiment may be: 'fedlens site review' says which line refuses it.
 # algorithms = ["fedavg", "fedprox"]
 # max_rounds = 100

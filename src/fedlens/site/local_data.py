@@ -26,7 +26,7 @@ from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.datasets.sites import sites
 from fedlens.data.images import ImageFiles
 from fedlens.data.loading import loaded
-from fedlens.data.table import is_missing
+from fedlens.data.table import is_missing, unit_numbers
 from fedlens.files.atomic_files import read_regular
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.private_files import private_folder, read_private, write_private
@@ -54,6 +54,7 @@ class LocalData:
         clients: for each client by name, int64, the positions of the examples that were counted at the first census
             of the run, in their order; -1 for one that is excluded or is no longer there.
         notes: sentences for the people at the site, on clients and lines of the exclusion list that count for nothing.
+        persons: int64, the number of the person of each example of the dataset; None if no column names them.
     """
 
     site: str
@@ -66,6 +67,7 @@ class LocalData:
     _record: Path = field(repr=False)
     _list: tuple[str, frozenset[str]] = field(repr=False)  # of `exclusion_list`
     _gone: frozenset[str] = field(repr=False)
+    persons: NDArray[np.int64] | None = field(repr=False, default=None)
 
     @property
     def folder(self) -> Path:
@@ -76,6 +78,11 @@ class LocalData:
     def names(self) -> tuple[str, ...]:
         """Those of its clients, sorted: SITE, or SITE/VALUE for each value of the column `clients`."""
         return tuple(sorted(self.clients))
+
+    @property
+    def counted(self) -> dict[str, str]:
+        """How many examples each client has, and of how many persons if that is known, as words."""
+        return {name: _size(self.clients[name], self.persons) for name in self.names}
 
     @classmethod
     def open(cls, contract: Contract, site: str, folder: Path, run: str) -> LocalData:
@@ -92,12 +99,12 @@ class LocalData:
         ids = _ids(dataset.train)
         key = hashlib.sha256(f"{run}\0{contract.digest}\0{site}".encode()).hexdigest()[:32]
         record = private_folder(folder / "approved") / f"{key}.examples.json"
-        owners = _owners(dataset.train, settings, site)
+        owners, persons = _owners(dataset.train, settings, site), _persons(dataset.train, settings)
         listed, kept = exclusion_list(settings), _kept_record(record)
         gone, unknown = _excluded(dataset.train, ids, listed[1])
         notes = [f"{settings.data.exclude}: {_named_nothing(unknown)}"] if unknown else []
         if kept is None:
-            enough, few = _enough(owners, ids, gone, settings)
+            enough, few = _enough(owners, ids, gone, settings, persons)
             examples = {name: [ids[i] for i in rows] for name, rows in enough.items()}
             notes += few
         else:
@@ -108,7 +115,8 @@ class LocalData:
             name: np.array([at.get(each, -1) for each in named], np.int64)
             for name, named in sorted(examples.items())
         }
-        opened = cls(site, settings, contract, dataset, clients, tuple(notes), ids, record, listed, gone)
+        of_site = site, settings, contract, dataset, clients, tuple(notes)
+        opened = cls(*of_site, ids, record, listed, gone, persons)
         opened._write(examples)
         return opened
 
@@ -272,27 +280,51 @@ def _owners(examples: Examples, settings: SiteSettings, site: str) -> dict[str, 
     return owners
 
 
+def _persons(examples: Examples, settings: SiteSettings) -> NDArray[np.int64] | None:
+    """int64: the number of the person of each example; None if no column names them."""
+    column = settings.data.persons
+    return unit_numbers(examples.columns, column, f"{settings.path}: data.persons").get(column or "")
+
+
+def count_persons(rows: Any, persons: NDArray[np.int64] | None) -> int:
+    """How many persons the examples at these positions are of; 0 if that is not known."""
+    return 0 if persons is None else len(np.unique(persons[np.asarray(rows, np.int64)]))
+
+
+def _size(rows: Sequence[int] | NDArray[np.int64], persons: NDArray[np.int64] | None) -> str:
+    """How many examples these are, and of how many persons if that is known, as words."""
+    if persons is None:
+        return f"{len(rows):,}"
+    return f"{many(len(rows), 'image')} of {many(count_persons(rows, persons), 'person')}"
+
+
 def _enough(
-    owners: Mapping[str, Sequence[int]], ids: Sequence[str], gone: frozenset[str], settings: SiteSettings
+    owners: Mapping[str, Sequence[int]],
+    ids: Sequence[str],
+    gone: frozenset[str],
+    settings: SiteSettings,
+    persons: NDArray[np.int64] | None,
 ) -> tuple[dict[str, Sequence[int]], list[str]]:
-    """The clients with `min_examples` or more that are not gone, and a note on the others.
+    """The clients with `min_examples` and `min_persons` or more that are not gone, and a note on the others.
 
     Raises `DataError` if there is none.
     """
-    least = settings.allow.min_examples
+    least, fewest = settings.allow.min_examples, settings.allow.min_persons or 0
     counted = {name: [i for i in rows if ids[i] not in gone] for name, rows in owners.items()}
     enough: dict[str, Sequence[int]] = {name: rows for name, rows in counted.items() if len(rows) >= least}
+    if fewest:
+        enough = {name: rows for name, rows in enough.items() if count_persons(rows, persons) >= fewest}
     if not enough:
-        most = max(map(len, counted.values()), default=0)
+        most = max(counted.values(), key=len, default=[])
+        wanted = f"{least} examples" + (f" of {many(fewest, 'person')}" if fewest else "")
         raise DataError(
-            f"no client has {least} examples; the largest has {most}",
-            where=f"{settings.path}: allow.min_examples",
+            f"no client has {wanted}; the largest has {_size(most, persons)}",
+            where=f"{settings.path}: allow.{'min_persons' if fewest and len(most) >= least else 'min_examples'}",
             hint="add examples, or set a smaller number, which says more about each of them",
         )
     few = len(counted) - len(enough)
-    return enough, [
-        f"{few} of {len(counted)} clients have fewer than {least} examples: left out"
-    ] if few else []
+    said = f"{least} examples" + (f" or {many(fewest, 'person')}" if fewest else "")
+    return enough, [f"{few} of {len(counted)} clients have fewer than {said}: left out"] if few else []
 
 
 def left_out(settings: SiteSettings, examples: Examples) -> tuple[str, bool]:
@@ -306,8 +338,10 @@ def left_out(settings: SiteSettings, examples: Examples) -> tuple[str, bool]:
     )
 
 
-def counted_clients(settings: SiteSettings, dataset: Dataset, site: str) -> tuple[dict[str, int], list[str]]:
+def counted_clients(settings: SiteSettings, dataset: Dataset, site: str) -> tuple[dict[str, str], list[str]]:
     """The images of each client whatever the experiment, whose classes are those of `[data] labels`; and notes.
+
+    In words, as in `LocalData.counted`.
 
     Raises `ConfigError` or `DataError` as `LocalData.open` does.
     """
@@ -315,9 +349,10 @@ def counted_clients(settings: SiteSettings, dataset: Dataset, site: str) -> tupl
     train = in_classes(dataset, list(dict.fromkeys(filter(None, named))), settings)
     ids, listed = _ids(train), exclusion_list(settings)[1]
     gone = _excluded(train, ids, listed)[0]
-    enough, few = _enough(_owners(train, settings, site), ids, gone, settings)
+    persons = _persons(train, settings)
+    enough, few = _enough(_owners(train, settings, site), ids, gone, settings, persons)
     left_out = [f"{many(len(gone), 'image')} left out by {settings.data.exclude}"] if listed else []
-    return {name: len(rows) for name, rows in sorted(enough.items())}, few + left_out
+    return {name: _size(rows, persons) for name, rows in sorted(enough.items())}, few + left_out
 
 
 def _named_nothing(lines: frozenset[str]) -> str:

@@ -48,6 +48,8 @@ class OperationWork:
         measures: whether what it sends are losses and counts.
         totals: whether some of these are sums over all images that it measures.
         known: False for an operation whose training does not follow from the settings.
+        persons: how many persons the images are of that it trains on, or measures; None also if no column names them.
+        hides: what `epsilon` is of, if noise was counted: an image, or a value of the column that names persons.
         epsilon: of one example of the client after all operations so far and this one; None if its noise is known, and
             the client is not. Infinite for what has no noise for each example.
     """
@@ -60,6 +62,8 @@ class OperationWork:
     measures: bool = False
     totals: bool = False
     known: bool = True
+    persons: int | None = None
+    hides: str = ""
     epsilon: float | None = math.inf
 
 
@@ -113,7 +117,8 @@ def _bare(op: Op) -> Any:
 def release_of(op: Op, examples: int, asked: int | None = None) -> Mapping[str, Any] | None:
     """What a client of so many examples releases by an operation with noise; see `fedlens.privacy.accounting`.
 
-    Noise from the seed, which the server knows, counts as none.
+    Noise from the seed, which the server knows, counts as none. `column` is the unit that the noise hides, if it is no
+    single example.
 
     Args:
         asked: the epochs or steps that the server asks for, if fewer than in the settings.
@@ -122,14 +127,26 @@ def release_of(op: Op, examples: int, asked: int | None = None) -> Mapping[str, 
         return None
     local = _bare(op).settings
     release = steps.release(examples, local, local.steps_at(examples, asked))
+    release = {**release, "column": steps.settings.column}
     return {**release, "z": 0.0} if steps.settings.seeded else release
 
 
-def spent_by(work: OperationWork, releases: Sequence[Mapping[str, Any]], allow: SiteAllow) -> OperationWork:
-    """The operation with the epsilon of the client's releases, its own included, if `[allow]` limits it; by RDP."""
+def spent_by(
+    work: OperationWork,
+    releases: Sequence[Mapping[str, Any]],
+    allow: SiteAllow,
+    persons: str | None = None,
+) -> OperationWork:
+    """The operation with the epsilon of the client's releases, its own included, if `[allow]` limits it; by RDP.
+
+    With a column of `persons`, releases that hide something else count as without noise.
+    """
     if not releases or allow.max_epsilon is None:
         return work
-    return replace(work, epsilon=by_client({work.op: releases}, allow.delta)[work.op])
+    if persons is not None:
+        releases = [each if each.get("column") == persons else {**each, "z": 0.0} for each in releases]
+    spent = by_client({work.op: releases}, allow.delta)[work.op]
+    return replace(work, epsilon=spent, hides=persons or "image")
 
 
 def _training(
@@ -161,10 +178,11 @@ def _batch(local: LocalSettings, examples: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class _Experiment:
-    """The settings of an experiment, without resolving a name in them, and the models that it names."""
+    """The settings of an experiment, without resolving a name in them, and its models; and the site's `persons`."""
 
     config: Config
     models: list[str]
+    persons: str | None
 
     @property
     def training(self) -> tuple[OperationWork, OperationWork]:
@@ -210,15 +228,22 @@ def _private(experiment: _Experiment, most: float) -> str | None:
     privacy = experiment.config.privacy
     if privacy is None or privacy.hides_clients or privacy.seeded or privacy.noise_multiplier == 0:
         return f"training {_UNNOISED}"
+    if experiment.persons is not None and privacy.column != experiment.persons:
+        return f"training without privacy.column = '{experiment.persons}', whose noise hides no person,"
     return _summing(experiment, sums=False)
 
 
 def _spending(work: OperationWork, most: float) -> str | None:
     if work.epsilon is None or work.epsilon <= most:
         return None
-    if math.isinf(work.epsilon):
+    if math.isinf(work.epsilon) and not work.hides:
         return f"'{work.op}' {_UNNOISED}"
-    return f"'{work.op}', after which epsilon is {work.epsilon:.3g} for one image of the client,"
+    return f"'{work.op}', after which epsilon is {work.epsilon:.3g} for one {work.hides} of the client,"
+
+
+def _few_persons(work: OperationWork, least: int) -> str | None:
+    few = work.persons is not None and work.persons < least
+    return f"'{work.op}' over images of {many(work.persons or 0, 'person')}" if few else None
 
 
 def _operation(work: OperationWork, allowed: list[str]) -> str | None:
@@ -267,6 +292,7 @@ RULES: Mapping[str, tuple[_OfExperiment | None, _OfOperation | None]] = {
     "models": (_model, None),
     "max_rounds": (_rounds, None),
     "max_epochs": _of_training(_too_long),
+    "min_persons": (None, _few_persons),
     "min_steps": _of_training(_too_short),
     "min_batch": _of_training(_too_small),
     "secure_sum": (_secure, _unsummed),
@@ -283,7 +309,7 @@ def refusals(contract: Contract, settings: SiteSettings) -> list[str]:
     Nothing that the experiment names is imported or opened. Raises `ConfigError` for settings that are no experiment.
     """
     config = read_config({**contract.settings, "engine": {"name": NETWORK}})
-    experiment = _Experiment(config, contract.names(MODELS))
+    experiment = _Experiment(config, contract.names(MODELS), settings.data.persons)
     return _sentences(settings, {line: rule[0] for line, rule in RULES.items()}, experiment)
 
 

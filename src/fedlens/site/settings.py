@@ -45,6 +45,11 @@ class SiteData(_Table):
     clients: str | None = Field(
         None, min_length=1, description="a column: each value is a client, SITE/VALUE, which the server sees"
     )
+    persons: str | None = Field(
+        None,
+        min_length=1,
+        description="a column: each value is a person, for 'site check', `min_persons` and `max_epsilon`",
+    )
     labels: dict[str, str] = Field(
         {},
         description="local label to class of the experiment; equal names need no line, '' leaves images out",
@@ -86,6 +91,12 @@ class SiteAllow(_Table):
         ge=1,
         description="the fewest examples of a client behind an update or a result; one class may have fewer",
     )
+    min_persons: int | None = Field(
+        None,
+        ge=1,
+        description="the fewest persons among the images that a client trains on, or holds out for a result; needs "
+        "`persons` of [data]",
+    )
     min_steps: int | None = Field(
         None, ge=1, description="the fewest local steps behind an update; a gradient over all images is one"
     )
@@ -109,7 +120,7 @@ class SiteAllow(_Table):
         gt=0,
         allow_inf_nan=False,
         description="the largest epsilon of one image of a client, over all runs on its data; refuses all that adds no "
-        "noise for each image (privacy.unit = 'example')",
+        "noise for each image (privacy.unit = 'example'). With `persons` of [data]: of one person, by privacy.column",
     )
     delta: float = Field(
         1e-5, gt=0, lt=1, description="the delta of max_epsilon; far below 1 / images of a client"
@@ -194,6 +205,12 @@ class SiteSettings:
                 "'min_examples' is now a line of [allow]", where=where, hint="move it from [data] to [allow]"
             )
         checked = validated(_Settings, values, "", source.locate)
+        if checked.allow.min_persons is not None and checked.data.persons is None:
+            raise ConfigError(
+                "[allow] min_persons needs [data] persons, which names the column with the person of each image",
+                where=source.locate("allow.min_persons"),
+                hint='write persons = "COLUMN" below [data]',
+            )
         reviewers = {}
         for name, text in checked.reviewers.items():
             try:

@@ -35,7 +35,7 @@ from fedlens.site.answers_log import AskRefused
 from fedlens.site.approvals import Approvals, Matter
 from fedlens.site.client_identity import client_identity
 from fedlens.site.contract import Contract, read_contract
-from fedlens.site.local_data import LocalData
+from fedlens.site.local_data import LocalData, count_persons
 from fedlens.site.operation_thread import time_limit
 from fedlens.site.policy import refuse, refused, release_of, spent_by, work_of
 from fedlens.site.settings import SiteSettings
@@ -90,13 +90,15 @@ class Workplace:
             built = _built(planned, roster, local, rows)
         if planned.config.data.validation:
             local.check_division(_division(rows, roster))
-        least, reports = local.settings.allow.min_examples, local.settings.allow.report_metrics
+        allow = local.settings.allow
+        least, reports = max(allow.min_examples, allow.min_persons or 1), allow.report_metrics
+        line = "min_examples" if least == allow.min_examples else "min_persons"
         refused = {
             "trains on the examples of all clients in one place": built.algorithm.pools_data,
-            f"sends numbers of single examples, and min_examples is {least}": (
+            f"sends numbers of single examples, and {line} is {least}": (
                 built.algorithm.sends_single_examples and least > 1
             ),
-            f"measures single examples, and min_examples is {least}": (
+            f"measures single examples, and {line} is {least}": (
                 built.task.measures_single_examples
                 and reports is True
                 and built.algorithm.takes(EVALUATE_OWN) is not None
@@ -159,7 +161,13 @@ class Workplace:
         """
         examples, settings = None if row is None else self.examples(row)[0], self.local.settings
         done = work_of(op, self.built.algorithm.ops[op], examples, work)
-        return refused(spent_by(done, releases, settings.allow), settings)
+        if row is not None and settings.data.persons is not None:
+            data = self.built.client_data
+            positions = data.client_held_out(row) if op == EVALUATE_OWN else data.client_indices(row)
+            done = replace(
+                done, persons=count_persons(() if positions is None else positions, self.local.persons)
+            )
+        return refused(spent_by(done, releases, settings.allow, settings.data.persons), settings)
 
     def release(self, op: str, row: int, work: int | None = None) -> Mapping[str, Any] | None:
         """What the client in a row releases by an operation that adds noise for each example; None for others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedlens.data.partition.roster import Roster
 from fedlens.identity.keys import KeyPair
 from fedlens.site import local_data
 from fedlens.site.contract import Contract, read_contract, site_part
+from fedlens.site.data_check import check_data
 from fedlens.site.local_data import LocalData
 from fedlens.site.settings import SITE_FILE, SiteSettings
 from fedlens.site.workplace import Proposal, Workplace
@@ -95,6 +96,58 @@ def test_clients_with_few_examples_are_left_out_and_said(tmp_path: Path) -> None
     assert "1 of 3 clients have fewer than 8 examples: left out" in local.notes
     with pytest.raises(DataError, match="no client has 9 examples; the largest has 8"):
         opened(tmp_path, "other", clients="patient", labels={**MAPPED, "BKL": "nevus"}, min_examples=9)
+
+
+SCANS: Mapping[str, Sequence[str]] = {
+    "scanner": ["A"] * 12 + ["B"] * 12,
+    "patient": [f"p{i % 5}" for i in range(12)] + [f"q{i % 2}" for i in range(12)],
+}
+
+
+def site_of_persons(folder: Path, least: int, **data: Any) -> SiteSettings:
+    """A site with two scanners of 12 images each, of 5 and 2 persons."""
+    if not (folder / "scans").exists():
+        write_images(folder / "scans", images(), LABELS, SCANS)
+    labels = {**MAPPED, "BKL": "nevus"}
+    return write_site(folder, {"labels": labels, "persons": "patient", **data}, allow={"min_persons": least})
+
+
+def test_clients_with_few_persons_are_left_out_and_said(tmp_path: Path) -> None:
+    contract = contract_of(site_of_persons(tmp_path, 3, clients="scanner"))
+    local = LocalData.open(contract, "ward", tmp_path, RUN)
+    assert local.counted == {"ward/A": "12 images of 5 persons"}
+    assert [each.name for each in local.census().clients] == ["ward/A"]
+    assert local.notes == ("1 of 2 clients have fewer than 1 examples or 3 persons: left out",)
+    *_, step = check_data(tmp_path, "ward")
+    assert step.what == f"1 client: ward/A 12 images of 5 persons; {local.notes[0]}"
+    contract = contract_of(site_of_persons(tmp_path, 6, clients="scanner"))
+    with pytest.raises(
+        DataError, match="no client has 1 examples of 6 persons; the largest has 12 images of 5"
+    ):
+        LocalData.open(contract, "ward", tmp_path, "other")
+    *_, step = check_data(tmp_path, "ward")
+    assert (step.ok, "allow.min_persons" in step.what) == (False, True)
+
+
+def test_persons_who_are_left_out_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "out.txt").write_text("")
+    contract = contract_of(site_of_persons(tmp_path, 7, exclude="out.txt"))
+    place = opened_place(LocalData.open(contract, "ward", tmp_path, RUN))
+    assert place.refused("train", 0) == []
+    (tmp_path / "out.txt").write_text("q1\n")
+    assert place.reread()
+    (sentence,) = place.refused("train", 0)
+    assert sentence.startswith(
+        "'train' over images of 6 persons is not allowed: [allow] min_persons = 7, in "
+    )
+    assert place.refused("train") == []  # of no client yet
+
+
+def test_an_image_without_a_person_is_named(tmp_path: Path) -> None:
+    contract, table = contract_of(site_of_persons(tmp_path, 1)), tmp_path / "scans" / "scans.csv"
+    table.write_text(table.read_text().replace("p3", ""))
+    with pytest.raises(DataError, match=r"2 training examples have no 'patient'.*data\.persons"):
+        LocalData.open(contract, "ward", tmp_path, RUN)
 
 
 def test_the_census_counts_and_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +358,7 @@ BAD: Mapping[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a class outside the contract": (lambda _: {"labels": {**MAPPED, "NV": "naevus"}}, "no class 'naevus'"),
     "no such label": (lambda _: {"labels": {**MAPPED, "XX": "nevus"}}, "the data have no label 'XX'"),
     "no such column": (lambda _: {"clients": "patents"}, "no column 'patents'"),
+    "no such column of persons": (lambda _: {"persons": "patents"}, r"no column 'patents' \(.*data\.persons"),
     "a client without a name": (spoil_table, "in the column 'patient'"),
     "a missing file": (remove_image, "0003.png"),
     "a missing list": (lambda _: {"exclude": "none.txt"}, "the list of what is left out cannot be read"),
@@ -337,6 +391,10 @@ def test_what_is_wrong_with_the_data_is_a_sentence(bad: str, tmp_path: Path) -> 
         ('[data]\ndataset = "digits"\n[allow]\nmin_examples = 0\n', "line 4: allow.min_examples"),
         ('[data]\ndataset = "digits"\nmin_examples = 8\n', r"now a line of \[allow\] \(.*line 3"),
         ('[data]\ndataset = "digits"\n[allow]\nmax_epsilon = inf\n', "line 4: allow.max_epsilon"),
+        (
+            '[data]\ndataset = "digits"\n[allow]\nmin_persons = 9\n',
+            r"needs \[data\] persons.*line 4: allow.min_p",
+        ),
         ('[data]\ndataset = "digits"\n[allow]\nsecure_sum = "always"\n', "line 4: allow.secure_sum"),
         ('[data]\ndataset = "digits"\n[files]\nx = "12"\n', "files.x"),
         ('[data]\ndataset = "digits"\nlabel = {}\n', "label"),

@@ -84,7 +84,11 @@ SECURE: Mapping[str, Any] = {
 def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images that both sites have."""
     drawn = np.random.default_rng(0).integers(0, 256, (IMAGES, 8, 8)).astype(np.uint8)
-    write_images(folder := tmp_path_factory.mktemp("scans"), drawn, [str(i % 10) for i in range(IMAGES)])
+    labels, patients = (
+        [str(i % 10) for i in range(IMAGES)],
+        [f"p{max(0, i - 13) // 2}" for i in range(IMAGES)],
+    )
+    write_images(folder := tmp_path_factory.mktemp("scans"), drawn, labels, {"patient": patients})
     return folder
 
 
@@ -199,7 +203,7 @@ def test_the_model_in_a_model_is_named_too(folders: dict[str, Path]) -> None:
         ("allow", "zzz = 5", "known: algorithms, delta, max_epochs, "),
         ("keep", "zzz = 5", "known: days, sent."),
         ("compute", "thread = 5", "did you mean 'threads'."),
-        ("data", "zzz = 5", "known: cache, clients, dataset, exclude, labels."),
+        ("data", "zzz = 5", "known: cache, clients, dataset, exclude, labels, persons."),
     ],
 )
 def test_a_misspelled_line_lists_the_lines_of_its_table(
@@ -360,10 +364,12 @@ def answers(folders: dict[str, Path]) -> Iterator[Callable[..., tuple[Answers, d
     made: list[Answers] = []
 
     def make(
-        changes: Mapping[str, Any], canary: bool = False, **allow: Any
+        changes: Mapping[str, Any], canary: bool = False, persons: bool = False, **allow: Any
     ) -> tuple[Answers, dict[str, Ask]]:
         write_site(folders["b"])
-        write_site(folders["a"], allow=allow)
+        write_site(
+            folders["a"], {"persons": "patient"} if persons or "min_persons" in allow else {}, allow=allow
+        )
         planned = plan_at_server({**PLAIN, **changes})
         roster, (place, _) = opened(planned, folders)
         server = build(planned, Path(), False, place.built.engine, roster=roster)
@@ -402,10 +408,12 @@ OPERATIONS: list[tuple[str, Any, Any, str, Mapping[str, Any]]] = [
     ("secure_sum", "only", "any", "train", {}),
     ("secure_sum", "only", "any", "evaluate-own", {}),
     ("report_metrics", False, "totals", "evaluate-own", {}),
+    ("min_persons", 9, 8, "train", {}),  # of the 9 persons
+    ("min_persons", 6, 5, "evaluate-own", {}),  # of 6 held-out images
 ]
 
 
-IN_CI = (1, 3, 6, 8)
+IN_CI = (1, 3, 6, 8, 14, 15)
 
 
 @pytest.mark.parametrize(
@@ -466,6 +474,30 @@ def test_noised_training_is_counted_over_all_runs_and_refused_beyond_max_epsilon
     assert site.started == []
     assert f"after which epsilon is {spent[1]:.3g} for one image" in site.said()
     assert len(ledger.releases("a")) == 2
+
+
+def test_with_persons_max_epsilon_is_of_a_person_and_refuses_noise_that_hides_less(
+    answers: Callable[..., tuple[Answers, dict[str, Ask]]],
+) -> None:
+    by_person = {**NOISED, "privacy": {**EXAMPLE, "column": "patient"}}
+    site, asks = answers(by_person, persons=True, max_epsilon=100.0)
+    contract, settings = site.place.local.contract, site.place.local.settings
+    assert refusals(contract, settings) == []
+    by_image = {**contract.settings, "privacy": EXAMPLE}
+    for privacy in (EXAMPLE, {**EXAMPLE, "column": "scanner"}):
+        by_image["privacy"] = privacy
+        (sentence,) = refusals(replace(contract, settings=by_image), settings)
+        assert sentence.startswith(
+            "training without privacy.column = 'patient', whose noise hides no person, is not"
+        )
+    assert site.outcome(asks["train"]) == "reply"
+    ledger = ClientLogs(site.folder / "logs", FileCipher(SITE))
+    (release,) = ledger.releases("a")
+    assert release["column"] == "patient"
+    ledger.released("another run", 1, "a", {**release, "column": None})
+    assert site.outcome(asks["train"], slot=1) == "policy"
+    assert site.started == ["train"]
+    assert "'train', after which epsilon is inf for one patient of the client, is not" in site.said()
 
 
 def test_noised_training_in_a_secure_sum_counts_as_without(

@@ -82,7 +82,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, owners: NDArray[np.int64])
     for k, site in enumerate(SITES):
         made[site] = tmp_path_factory.mktemp(site)
         labels = [WORDS[t] if site == "b" else str(t) for t in train.targets[owners == k]]
-        write_images(made[site] / "scans", train.inputs[owners == k, 0], labels)
+        write_images(made[site] / "scans", train.inputs[owners == k, 0], labels, {"patient": labels})
         write_site(
             made[site], {"labels": {word: str(t) for t, word in enumerate(WORDS)}} if site == "b" else {}
         )
@@ -332,6 +332,10 @@ def test_single_examples_are_sent_only_where_min_examples_is_1(
     write_site(tmp_path, allow={"min_examples": 8})
     with pytest.raises(ConfigError, match="sends numbers of single examples, and min_examples is 8"):
         opened(planned, {"a": tmp_path})
+    write_site(tmp_path, {"persons": "patient"}, allow={"min_persons": 2})
+    with pytest.raises(ConfigError, match="sends numbers of single examples, and min_persons is 2"):
+        opened(planned, {"a": tmp_path})
+    write_site(tmp_path, allow={"min_examples": 8})
     opened(plan_at_server(at_sites()), {"a": tmp_path})
     monkeypatch.setattr(Classification, "measures_single_examples", True)
     opened(plan_at_server(at_sites(evaluation={})), {"a": tmp_path})
