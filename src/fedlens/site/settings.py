@@ -94,8 +94,7 @@ class SiteAllow(_Table):
     min_persons: int | None = Field(
         None,
         ge=1,
-        description="the fewest persons among the images that a client trains on, or holds out for a result; needs "
-        "`persons` of [data]",
+        description="the fewest persons among the images that a client trains on or holds out; needs [data] persons",
     )
     min_steps: int | None = Field(
         None, ge=1, description="the fewest local steps behind an update; a gradient over all images is one"
