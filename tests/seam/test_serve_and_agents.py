@@ -110,6 +110,7 @@ class Wards:
             try:
                 within(self.agents, 300)
             except BaseException as error:
+                error.add_note("\n".join([*self.lines, *map(str, self.progress.rows)]))
                 failures.append(error)
 
         thread = threading.Thread(target=run)

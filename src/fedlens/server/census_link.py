@@ -206,6 +206,10 @@ class CensusLink(Link):
         sites = self._sites.copy().items()
         return {name: site.census for name, site in sites if site.census is not None and name in accepted}
 
+    def told(self) -> list[str]:
+        """The accepted sites that know of the experiment and have called, also those that it is not asked of."""
+        return sorted(self._accepted() & self._sites.keys() & self._link.online().keys())
+
     def rows(self, lost: float) -> list[SiteRow]:
         """All sites of the federation, by name; one that was silent for more than `lost` seconds is late."""
         seen, sites, rows = self._link.online(), self._sites.copy(), []
@@ -236,6 +240,7 @@ class CensusLink(Link):
         until = self._clock() + waits.patience
         while True:
             self.collect(min(_TICK, max(0.0, until - self._clock())), ())
+            self._look()  # a site may have been accepted while the last of the others answered
             here = self._counted()
             accepted = self._accepted()
             wanted = sites or waits.min_sites

@@ -288,8 +288,10 @@ class _Server:
         """Tells the sites that the run has ended, and waits until those that are there know; None says nothing."""
         if self._sites is None or self._link is None or outcome is None:
             return
-        post, link, here = self._sites.post, self._link, self._sites.online()
-        told = {name: post.tell(name, "goodbye", {"outcome": outcome}, {}).digest for name in here}
+        post, link = self._sites.post, self._link
+        told = {
+            name: post.tell(name, "goodbye", {"outcome": outcome}, {}).digest for name in self._sites.told()
+        }
         until = monotonic() + _FAREWELL
         while any(link.keeps(*each) for each in told.items()) and monotonic() < until:
             link.collect(0.1, ())

@@ -11,6 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 from fedlens.base.errors import ConfigError, FedlensError, IdentityError, RunFailed
 from fedlens.core.wire.message import PROTOCOL, Message
+from fedlens.engines.links import https
 from fedlens.engines.links.connections import listen
 from fedlens.engines.links.https import HttpsLink
 from fedlens.identity.authority import DAY
@@ -463,3 +465,16 @@ def test_a_link_that_stopped_says_so(federation: Federation) -> None:
         sites.rename(sites.with_name("moved"))
         with pytest.raises(RunFailed, match="the link to the sites stopped: FileNotFoundError"):
             link.collect(60, [])
+
+
+def test_a_link_that_is_busy_still_keeps_its_messages(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Future[bool]):
+        def result(self, timeout: float | None = None) -> bool:
+            raise TimeoutError
+
+    monkeypatch.setattr(https, "Future", Late)
+    with federation.link() as link:
+        assert link.keeps("ward-a", bytes(32))  # it has not said otherwise
+    assert not link.keeps("ward-a", bytes(32))

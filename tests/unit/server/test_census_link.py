@@ -270,6 +270,19 @@ def test_the_roster_is_complete_when_all_accepted_sites_have_answered(tmp_path: 
     assert 1009 <= run.link.now < 1012
 
 
+def test_a_site_that_is_accepted_while_the_others_answer_is_waited_for(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+
+    def late() -> None:
+        run.census("a")
+        run.census("b")
+        run.keys["c"] = run.federation.site("c")  # after the look of this step at the federation's folder
+
+    run.link.at = {1003.0: late, 1006.0: lambda: [run.census(name) for name in "abc"]}
+    assert run.sites.gather(WAITS, None).sites == ("a", "b", "c")
+    assert run.link.now < 1009
+
+
 def test_a_number_of_sites_is_enough(tmp_path: Path) -> None:
     run = Run(tmp_path, "a", "b", "c")
     run.link.at = {1003.0: lambda: run.census("a"), 1005.0: lambda: run.census("c")}

@@ -133,8 +133,8 @@ class HttpsLink(Link):
         self._call(lambda: found.set_result(digest in self._outbox.site(site).messages))
         try:
             return found.result(timeout=10)
-        except TimeoutError:  # the link has stopped
-            return False
+        except TimeoutError:  # the link has stopped, or is busy
+            return self._thread.is_alive()
 
     def use(self, chain: Path, passphrase: bytes | None) -> None:
         """Loads a new certificate of the server, for connections that begin later."""
