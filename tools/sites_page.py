@@ -21,7 +21,10 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "from-a-study-to-your-sites.md"
-TERMS = "--until 2027-01-31 --agreement agreement.pdf"
+UNTIL = "2027-01-31"
+AGREEMENT = "The agreement of the hospitals.\n"
+PURPOSE = "Read handwritten digits."
+TERMS = f"--until {UNTIL} --agreement agreement.pdf"
 SITES = {"ward-a": "Bonn", "ward-b": "Celle", "ward-c": "Dessau"}
 PORT = 8443
 ROOT = "a long passphrase"
@@ -133,9 +136,9 @@ def one_to_four(do: Play) -> None:
         do("server", f"fedlens federation invite hospitals {site} --out {site}.invitation")
         shutil.move(do.root / "server" / f"{site}.invitation", do.root / site)
     shutil.copy(DOCS / "examples" / "hospitals.toml", do.root / "server")
-    (do.root / "server" / "agreement.pdf").write_text("The agreement of the hospitals.\n")
-    purpose = '--purpose "Read handwritten digits."'
-    do("server", f"fedlens federation dossier hospitals --experiment hospitals.toml {purpose} {TERMS}")
+    (do.root / "server" / "agreement.pdf").write_text(AGREEMENT)
+    dossier = f'fedlens federation dossier hospitals --experiment hospitals.toml --purpose "{PURPOSE}"'
+    do("server", f"{dossier} {TERMS}")
     do.serve(f"hospitals.toml --federation hospitals {TERMS}")
     words = {}
     for site in SITES:

@@ -240,11 +240,11 @@ def _risks(trial: TrialRound, promise: dict[str, Any] | None, sums_images: bool)
             "reconstruction of images by sites",
             "each site gets the models of all rounds: all others together find the update of one from two models, "
             "and of two sites each finds that of the other",
-            "more sites, a table [privacy] with noise of the system",
+            "more sites, a table [privacy] with noise = 'system'",
         ]
     member = [
         "whoever has the model can test whether an image was trained on",
-        "a table [privacy] with noise of the system",
+        "a table [privacy] with noise = 'system'",
     ]
     if private and promise is not None:
         member = [

@@ -21,6 +21,7 @@ from fedlens.site.local_data import LocalData
 from fedlens.site.policy import refusals, refused, work_of
 from fedlens.site.settings import SITE_FILE, SiteCompute, SiteData, SiteSettings
 from tests.unit.cli.printed import parsed
+from tools.sample_dossier import DOSSIER, made
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = ("from-a-study-to-your-sites.md", "sheet-for-it.md")
@@ -102,6 +103,17 @@ def test_the_sheet_names_the_limits_of_the_unit_and_the_values_of_site_toml(
     assert f"`[compute] max_message` ({SiteCompute().max_message:,} MiB)" in sheet
     assert "`join` sets `[compute] threads` to half of the cores" in sheet
     assert "\nthreads = 4\n" in site_text("ward", "f", DOCS, DOCS)
+
+
+def test_the_dossier_of_the_examples_is_current_and_of_the_page(tmp_path: Path) -> None:
+    changing = r"fedlens \S+ on \S+|versions\.\w+ text\[\d+\]|some \d+ B"  # with the day and the packages
+    kept, now = (re.sub(changing, "", text) for text in (DOSSIER.read_text(encoding="utf-8"), made(tmp_path)))
+    assert kept == now, "write it anew: python -m tools.sample_dossier"
+    assert str(tmp_path.parent) not in kept
+    page = (DOCS / PAGES[0]).read_text(encoding="utf-8")
+    bound = re.findall(r"^(?:digest|data use agreement, SHA-256): (\w{64})$", page, re.MULTILINE)
+    assert len(bound) >= 2
+    assert [each for each in bound if each not in kept] == []
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -80,7 +80,7 @@ def text_of(source: Source | Path, folder: Path) -> str:
              "sum of few", "Sites sign their keys", "`signature uint8[64]`", "with another seed"],
             ["the server reads what each client sends", "plain update", "log (", "one image decide a sum"],
         ),
-        (SEEDED, ["Nothing is promised", "a table \\[privacy\\] with noise of the system"], ["at most what epsilon"]),
+        (SEEDED, ["Nothing is promised", "a table \\[privacy\\] with noise = 'system'"], ["at most what epsilon"]),
         ({**MEASURED, "algorithm": "push-sum"}, ["once for each local step"], ["Single images"]),
         (
             GKT,
@@ -130,13 +130,13 @@ def test_it_names_the_accepted_sites_and_lists_what_nobody_has_said(tmp_path: Pa
     marked = re.findall(r"\*\*(.+):\*\* \*\*to be filled in \((\d+)\)", text)
     assert [tuple(line.split(" | ")[:2]) for line in points] == [(f"| {n}", name) for name, n in marked]
     assert all(line.split(" | ")[2].strip(" |") for line in points)
-    assert f"numbers of answered points are missing: {len(points)} points are open" in text
+    assert f"with a number: {len(points)} points are open" in text
     drafted = dict(re.findall(r"\*\*(.+):\*\* \*\*to be filled in \((\d+)\)", draft))
     assert len(drafted) == len(marked) + 2  # the purpose, and the sites
     assert drafted.items() >= {(name, n) for name, n in marked}  # notes on a draft keep their numbers
     assert "| census, once before round 1: how many images it has | the settings" in text
     assert "`clients[1].examples number`" in text
-    assert f"ward-a: {federation.words(federation.site('ward-a'))}" in text
+    assert f"| ward-a | {federation.words(federation.site('ward-a'))} |" in text
 
 
 def test_a_draft_with_too_few_sites_says_so(tmp_path: Path) -> None:
