@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import functools
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -107,7 +108,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Sets what holds for all tests: attributes, because a fixture costs ten times as much, and tests are 12,000.
 
     Torch has one thread; the last bits of a sum depend on their number. Runs do not draw report.html, a third of a
-    small run's time, unless the test is marked `report_page`.
+    small run's time, unless the test is marked `report_page`, nor studies and analyses pictures for papers, most of a
+    small study's time, unless it is marked `pictures`.
     """
     import torch
 
@@ -116,6 +118,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.set_num_threads(1)
     draw = _draw()  # before it is replaced for the first time
     carry_out._report = draw if item.get_closest_marker("report_page") else lambda directory, progress: None
+    looks = item.get_closest_marker("pictures")
+    for module, draw_chart in _pictures().items():
+        sys.modules[module].draw_chart = draw_chart if looks else _no_picture  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -123,6 +128,21 @@ def _draw() -> Any:
     from fedlens import carry_out
 
     return carry_out._report
+
+
+@functools.cache
+def _pictures() -> dict[str, Any]:
+    names = ("fedlens.analyses.analyze", "fedlens.results.figures.study_figures")
+    return {name: importlib.import_module(name).draw_chart for name in names}
+
+
+def _no_picture(chart: Any, path: Path, hint: str | None = None) -> Path:
+    """Refuses what drawing refuses, and leaves an empty file."""
+    from fedlens.results.figures.picture import check_suffix, style, write_picture
+
+    with style():
+        check_suffix(path)
+        return write_picture(b"", path, hint)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -197,6 +217,25 @@ def quick_workers(lasting: Callable[[int], Lasting], monkeypatch: pytest.MonkeyP
 def quick_jobs(lasting: Callable[[int], Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for the workers that carry out the runs of a study."""
     monkeypatch.setattr("fedlens.studies.jobs.WorkerPool", lasting)
+
+
+@pytest.fixture
+def few_orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each epsilon in a moment, by Rényi divergences of few orders. For tests of what is counted, not of how well."""
+    from fedlens.privacy import accounting
+
+    def forget() -> None:
+        for cached in (accounting._epsilons, accounting._rdp_of):
+            cached.cache_clear()
+
+    by_rdp = accounting._by_rdp
+    monkeypatch.setattr(accounting, "_by_pld", lambda kinds, delta: None)
+    monkeypatch.setattr(
+        accounting, "_by_rdp", lambda kinds, delta, _=None: by_rdp(kinds, delta, range(2, 32))
+    )
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import Vectorized
 from fedlens.local.rules import ClientRule, LocalContext, Traits
+from tests.contract.contract_kit import nightly_but
 from tests.identity.identity_kit import course, model, parts, same, world
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -38,7 +39,7 @@ def test_they_are_those_of_vectorized_to_the_bit(name: str, group: int) -> None:
     assert not same(one.final, one.steps[0].before["model"])
 
 
-@pytest.mark.parametrize("group", [2, 7, 50])
+@pytest.mark.parametrize("group", nightly_but({7}, [2, 7, 50]))
 def test_reduced_blocks_stay_whole_whatever_the_group(group: int) -> None:
     """A hundred clients in blocks of three, folded where they ran: a stretch is the whole blocks that a group holds."""
     there = world([1 + k % 5 for k in range(100)])

@@ -19,6 +19,8 @@ from tests.snapshots.figures import builders, watched
 from tests.snapshots.kit import EXPECTED
 from tests.snapshots.write import SNAPSHOTS, left_over
 
+pytestmark = pytest.mark.pictures
+
 ANEW = (
     "If users are to see this, write it with `python -m tests.snapshots.write {}`, and say why in the commit."
 )

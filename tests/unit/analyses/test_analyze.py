@@ -171,19 +171,6 @@ def test_updates_are_recorded_where_no_local_models_are_sent(tmp_path: Path) -> 
     assert not found.trained
 
 
-def test_all_analyses_that_the_recordings_allow_are_on_one_page(recorded: Path, tmp_path: Path) -> None:
-    made = analyze(recorded, rounds=[3], out=tmp_path / "page")
-    assert set(made.rows) == set(ANALYSES)
-    page = made.page.read_text()
-    assert "Training dynamics" in page
-    assert "Eq. 4" in page
-    index = json.loads((tmp_path / "page" / "analysis.json").read_text())
-    assert index["dynamics"]["on"] == "test"
-    assert index["dynamics"]["figures"] == [["dynamics.svg", "dynamics.pdf"]]
-    assert all((tmp_path / "page" / name).exists() for name in index["dynamics"]["figures"][0])
-    assert "dynamics.pdf" in page
-
-
 SMALL = {
     "optimal-aggregation": {"epochs": 1, "starts": 1},
     "loss-surface": {"count": 10},
@@ -196,6 +183,23 @@ SMALL = {
 @pytest.fixture(scope="module")
 def made(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Analyses:
     return analyze(recorded, rounds=[1, 3], settings=SMALL, out=tmp_path_factory.mktemp("analyses"))
+
+
+@pytest.mark.nightly
+def test_every_analysis_is_made_with_its_usual_settings(recorded: Path, tmp_path: Path) -> None:
+    assert set(analyze(recorded, rounds=[3], out=tmp_path / "page").rows) == set(ANALYSES)
+
+
+def test_all_analyses_that_the_recordings_allow_are_on_one_page(made: Analyses) -> None:
+    assert set(made.rows) == set(ANALYSES)
+    page = made.page.read_text()
+    assert "Training dynamics" in page
+    assert "Eq. 4" in page
+    index = json.loads((made.folder / INDEX).read_text())
+    assert index["dynamics"]["on"] == "test"
+    assert index["dynamics"]["figures"] == [["dynamics.svg", "dynamics.pdf"]]
+    assert all((made.folder / name).exists() for name in index["dynamics"]["figures"][0])
+    assert "dynamics.pdf" in page
 
 
 def test_every_analysis_has_rows_figures_and_a_text(made: Analyses) -> None:
@@ -432,11 +436,14 @@ def test_local_models_that_no_reply_holds_are_refused_before_the_rounds_are_repe
         analyze(run, analyses)
 
 
+@pytest.mark.pictures
 def test_the_command_records_analyzes_and_prints_the_page(plain: Path) -> None:
     done = CliRunner().invoke(app, ["analyze", str(plain), "dynamics", "--record", "2-3", "--json"])
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
     assert printed["page"] == str(plain / "analysis" / "analysis.html")
+    assert (plain / "analysis" / "dynamics.svg").read_bytes().startswith(b"<?xml")
+    assert (plain / "analysis" / "dynamics.pdf").read_bytes().startswith(b"%PDF")
     assert [row["round"] for row in printed["rows"]["dynamics"]] == [2, 3]
     for wrong, message in (
         ("2-x", "the list of rounds is"),

@@ -143,7 +143,8 @@ def test_what_cannot_be_profiled_is_one_sentence(words: list[str], said: str, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_in_the_middle_it_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     argv, env = command(["bench", "profile", "digits", "--engine", "processes", "--set", "engine.workers=2"])
     process = subprocess.Popen(argv, env={**env, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True)

@@ -32,6 +32,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("few_orders")
 def test_it_prints_the_guarantee_epsilon_by_round_and_the_noise_for_an_epsilon(recipe: Path) -> None:
     answer = CliRunner().invoke(app, ["privacy", str(recipe), "--epsilon", "2"])
     assert answer.exit_code == 0, answer.output

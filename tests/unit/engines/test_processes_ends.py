@@ -107,6 +107,7 @@ def test_ctrl_c_is_the_drivers_and_no_worker_complains(code: str, tmp_path: Path
     assert "worker.py" not in err
 
 
+@pytest.mark.nightly
 def test_the_process_that_starts_workers_is_killed_before_it_has_begun() -> None:
     engine = processes(workers=1)
     try:

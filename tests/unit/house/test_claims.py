@@ -24,6 +24,7 @@ from fedlens.results.words import shown_in_percent
 from fedlens.studies.measured_metrics import refuse_unknown_metric
 from fedlens.studies.reproductions import FOLDER, reproduction, stated_document
 from fedlens.studies.study_plan import StudyPlan, dimension_labels
+from tests.contract.contract_kit import nightly_but
 
 SEEDS = (0, 1, 2)
 BUDGETS = {"rounds": "round", "batches": "batches", "bytes": "bytes"}
@@ -128,7 +129,7 @@ def made_line(
     return Row(digest, digest, "finished", None, 1, main, curve)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(NAMES[::5], NAMES))
 def test_each_claim_can_have_each_answer(name: str) -> None:
     plan = StudyPlan.load(reproduction(name), "paper", check=False)
     document = stated_document(plan.source)

@@ -17,6 +17,7 @@ from fedlens.results.cells import cells
 from fedlens.results.rows import Results
 from fedlens.results.tables import study_table, study_tables
 from fedlens.studies.study_plan import StudyPlan
+from tests.contract.contract_kit import nightly_but
 from tools import evidence_page
 from tools.evidence_page import (
     CURVES,
@@ -40,7 +41,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plans")
-@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", nightly_but(STUDIES[::4], STUDIES), ids=lambda file: file.stem)
 def test_a_study_gives_every_method_the_same_number_of_tuning_runs(file: Path) -> None:
     plan = StudyPlan.load(file.relative_to(ROOT))
     numbers = [plan.number_of_runs["tune"] / len(plan.cells.methods) / len(plan.cells.cases)]
@@ -49,7 +50,7 @@ def test_a_study_gives_every_method_the_same_number_of_tuning_runs(file: Path) -
 
 
 @pytest.mark.usefixtures("plans")
-@pytest.mark.parametrize("name", published_studies())
+@pytest.mark.parametrize("name", nightly_but(published_studies()[::4], published_studies()))
 def test_the_results_are_those_of_the_study_file_and_no_run_is_missing(name: str) -> None:
     plan, study = StudyPlan.load(Path("docs", "evidence", f"{name}.toml")), results(name)
     assert not plan.due(study.lines)

@@ -11,13 +11,14 @@ from fedlens.models.registry import MODELS
 from fedlens.studies.reproduce import study_scales
 from fedlens.studies.reproductions import reproductions
 from fedlens.studies.scale_differences import spellings
+from tests.contract.contract_kit import nightly_but
 from tests.unit.house.label_terms import terms, wrong_labels
 
 STUDIES = reproductions()
 BACKBONES = {"resnet101"}  # of segmentation networks alone
 
 
-@pytest.mark.parametrize("name", sorted(STUDIES))
+@pytest.mark.parametrize("name", nightly_but(sorted(STUDIES)[::4], sorted(STUDIES)))
 def test_labels_name_the_settings_of_their_runs(name: str) -> None:
     wrong = wrong_labels(name, STUDIES[name], study_scales(name))
     assert not wrong, "\n".join(wrong)

@@ -20,6 +20,7 @@ from fedlens.cli.main import app
 
 ROOT = Path(__file__).parents[3]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+IN_CI = {"first-run-in-python", "own-algorithm", "read-a-result"}
 SMALLER = {"cifar10": "digits", "size=500": "size=40"}
 SHORTER = {
     "rounds=30": "rounds=1",
@@ -76,7 +77,11 @@ def do(command: str) -> None:
         assert done.exit_code == 0, f"{command}\n{done.output}"
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [each if each.stem in IN_CI else pytest.param(each, marks=pytest.mark.nightly) for each in TUTORIALS],
+    ids=lambda page: page.stem,
+)
 def test_what_a_tutorial_shows_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -11,6 +11,7 @@ from torch import nn
 from fedlens.base.errors import ConfigError
 from fedlens.models.head import head_of, with_bottleneck
 from fedlens.models.registry import MODELS
+from tests.contract.contract_kit import nightly_but
 from tests.unit.models.zoo_kit import CLASSIFIERS, OF_TIMM, experiment, images, made, parameters, shape_only
 
 PREFIXES = {
@@ -23,7 +24,7 @@ PREFIXES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("name", nightly_but(set(CLASSIFIERS) - {"darts-search"}, CLASSIFIERS))
 def test_the_classifier_is_found_in_every_model_and_a_bottleneck_put_before_it(name: str) -> None:
     entry = MODELS.entries[name]
     plain, narrow = (shape_only(name, entry.shape, 37, prepare=keys) for keys in ({}, {"bottleneck": 6}))

@@ -21,6 +21,8 @@ NIGHTLY = {
     "mobilenet-v2",
     "efficientnet-b0",
     "vit-tiny",
+    "vgg9",
+    "resnet32",
 }
 SIDES = {
     "linear": 8, "mlp": 8, "small-cnn": 8, "mcmahan-cnn": 8, "hsu-cnn": 8, "vgg9": 32, "projection": 8,

@@ -90,6 +90,7 @@ def test_a_run_without_the_table_has_no_ledger(tmp_path: Path) -> None:
     assert "epsilon" not in run.metrics[-1]
 
 
+@pytest.mark.usefixtures("few_orders")
 def test_an_epsilon_is_solved_for_the_rounds_of_the_run(tmp_path: Path) -> None:
     privacy, six = {"clip": 0.1, "epsilon": 4.0, "delta": 1e-3}, {"clients_per_round": 6}
     run = Experiment(**{**PRIVATE, "privacy": privacy, "select": six}).run(tmp_path / "run", report=False)

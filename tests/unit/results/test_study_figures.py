@@ -563,6 +563,7 @@ SPECS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(("of", "spec"), SPECS)
 def test_every_kind_is_drawn_for_the_page_and_for_papers_with_the_same_bytes(
     of: str, spec: dict[str, Any], tmp_path: Path
@@ -601,6 +602,7 @@ def test_no_label_lies_over_another(of: str, spec: dict[str, Any]) -> None:
                     assert not first.overlaps(second), [t.get_text() for t in scale.get_ticklabels()]
 
 
+@pytest.mark.pictures
 def test_the_figures_of_a_study_are_written_under_names_of_their_own(tmp_path: Path) -> None:
     study = by_alpha(
         figures=[{"kind": "curves"}, {"kind": "curves", "x": "bytes"}, {"kind": "curves", "name": "a b"}]

@@ -184,10 +184,9 @@ def test_a_client_without_a_token_changes_nothing_and_is_not_nan(tmp_path: Path)
     assert all(value.isfinite().all() for value in weights(result).values())
 
 
-@pytest.mark.parametrize("ending", ["pt2", pytest.param("onnx", marks=pytest.mark.nightly)])
-def test_the_exported_model_takes_tokens_and_predict_says_that_it_takes_images(
-    ending: str, plays: Path
-) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_the_exported_model_takes_tokens(ending: str, plays: Path) -> None:
     result = experiment(rounds=1).run(plays / "run", report=False)
     file = result.export(plays / f"model.{ending}", round="last")
     facts = json.loads((plays / f"model.{ending}.json").read_text(encoding="utf-8"))
@@ -203,6 +202,10 @@ def test_the_exported_model_takes_tokens_and_predict_says_that_it_takes_images(
     expected = result.model.eval()(tokens).softmax(1).detach().numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     assert chosen.tolist() == expected.argmax(1).tolist()
+
+
+def test_predict_says_that_it_takes_images(plays: Path) -> None:
+    experiment(rounds=1).run(plays / "run", report=False)
     with pytest.raises(
         RunDirectoryError, match="the model takes text, and only image files can be predicted"
     ):

@@ -25,6 +25,8 @@ from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan
 
+pytestmark = pytest.mark.usefixtures("few_orders")
+
 PRIVACY: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0, "delta": 1e-3}
 LEAST: dict[str, Any] = {
     "rounds": 4,

@@ -312,6 +312,7 @@ def test_what_has_no_place_in_segmentation_is_refused_with_the_reason(tmp_path: 
 # ---- CamVid
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_camvid_trains_on_two_engines_with_the_same_bits(
     real_data: Path, tmp_path: Path, quick_workers: None

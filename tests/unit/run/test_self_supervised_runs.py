@@ -141,7 +141,7 @@ def test_lars_resumes_to_the_same_bits_and_is_not_stacked(tmp_path: Path) -> Non
         experiment({}, data=labelled, local=local, engine={"name": "vectorized"}).run(tmp_path / "stacked")
 
 
-@pytest.mark.parametrize("until", [1, 3])
+@pytest.mark.parametrize("until", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_a_resumed_run_has_the_same_bits(
     task: dict[str, Any], algorithm: str, until: int, whole: Result, tmp_path: Path
 ) -> None:
@@ -211,6 +211,7 @@ def test_a_collapsed_run_ends_with_the_reason_and_a_healthy_one_does_not(tmp_pat
     assert not result.warnings
 
 
+@pytest.mark.nightly
 def test_moco_with_old_keys_of_an_encoder_that_moves_fast_collapses(tmp_path: Path) -> None:
     """The queue reaches back 64 steps, the key encoder's average 10: the age of a key says more than its image."""
     task = {"name": "moco-v2", "width": 16}

@@ -36,6 +36,7 @@ from fedlens.settings.plan import Plan
 from fedlens.site.local_data import LocalData
 from fedlens.site.workplace import Workplace
 from fedlens.tasks.classification import Classification
+from tests.contract.contract_kit import nightly_but
 from tests.unit.engines.loopback import Clock, LoopbackLink, Site
 from tests.unit.site import drawn
 from tests.unit.site.site_kit import opened, plan_at_server, workplace, write_images, write_site
@@ -125,7 +126,7 @@ class Connected:
         return self.roster
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", nightly_but({"scaffold", "fedbn"}, ALGORITHMS))
 def test_sites_give_the_bits_of_a_simulation(
     algorithm: str, folders: dict[str, Path], owners: NDArray[np.int64], tmp_path: Path
 ) -> None:

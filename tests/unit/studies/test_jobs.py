@@ -111,6 +111,7 @@ def test_ctrl_c_saves_all_running_runs_and_the_same_call_continues(tmp_path: Pat
     assert without_clock(tmp_path) == without_clock(straight)
 
 
+@pytest.mark.nightly
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     import subprocess
     import sys

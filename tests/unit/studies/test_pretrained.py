@@ -129,7 +129,7 @@ def test_an_unknown_pretraining_is_an_error_with_the_nearest_name() -> None:
         StudyPlan.load({**STUDY, "pretrained": inner})
 
 
-@pytest.mark.parametrize("jobs", [0, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_runs_of_a_pretraining_that_failed_are_rows_with_its_reason(tmp_path: Path, jobs: int) -> None:
     collapsed = {
         "rounds": 8,

@@ -54,6 +54,7 @@ def test_a_cluster_gives_the_lines_of_this_process(kind: type[RayJobs], tmp_path
     assert not list(there.glob(".shared-*"))
 
 
+@pytest.mark.nightly
 def test_a_node_that_does_not_share_the_folder_is_sent_the_pretraining(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

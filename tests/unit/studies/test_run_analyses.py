@@ -103,7 +103,11 @@ def test_every_analysis_has_its_figures_of_one_seed_and_of_the_mean(tmp_path: Pa
     """Rows of layers and rounds are matched one by one, and a number of clients is no list over clients."""
     changes = {
         "methods": None,
-        "set": {"record.local_models": {"every": 1}, "record.updates": {"every": 1}, "model": "mlp"},
+        "set": {
+            "record.local_models": {"every": 1},
+            "record.updates": {"every": 1},
+            "model": {"name": "mlp", "hidden": 8},
+        },
         "analyses": {
             "drift": {},
             "representation": {"examples": 60},

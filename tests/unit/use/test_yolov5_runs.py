@@ -59,7 +59,8 @@ def test_a_run_notes_boxes_that_no_anchor_fits_before_training(
     assert "set model.anchors" in note
 
 
-@pytest.mark.parametrize("format", [pytest.param("onnx", marks=pytest.mark.nightly), "pt2"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
 def test_the_raw_outputs_are_exported(trained: TrainedModel, tmp_path: Path, format: str) -> None:
     written = export(trained, tmp_path / f"model.{format}")
     assert written.error is not None

@@ -27,7 +27,7 @@ stats = pytest.importorskip("scipy.stats")
 N = 20
 TABLE = [pytest.param(seed, 2 + seed % 7, marks=pytest.mark.nightly) for seed in range(7, 400)]
 MANY = {
-    "rounds": 2,
+    "rounds": 1,
     "model": "linear",
     "select": {"clients_per_round": 200},
     "local": {"lr": 0.1, "batch_size": 20},

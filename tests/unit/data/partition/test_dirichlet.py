@@ -73,7 +73,9 @@ def test_drawing_in_blocks_is_drawing_one_by_one(labels: np.ndarray, alpha: floa
         )
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 3.0, math.inf])
+@pytest.mark.parametrize(
+    "alpha", [0.3, *(pytest.param(alpha, marks=pytest.mark.nightly) for alpha in (0.0, 3.0, math.inf))]
+)
 def test_the_distribution_is_that_of_the_recipe_word_for_word(alpha: float) -> None:
     """Means and second moments of the class counts of each client, the first and the last ones too."""
     rng = np.random.default_rng(2)
