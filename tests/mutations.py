@@ -240,6 +240,15 @@ MUTATIONS = [
     ),
     Mutation("site/settings.py", "if found != self.files[name]:", "if False:", "unit/site/test_contract.py"),
     Mutation(
+        "site/settings.py",
+        'if key != "data.cache" and not key.startswith("keep.")',
+        'if key.startswith("allow.")',
+        "unit/site/test_approvals.py",
+    ),
+    Mutation(
+        "site/approvals.py", ", rules=self.settings.bound()), now)", "), now)", "unit/site/test_approvals.py"
+    ),
+    Mutation(
         "site/local_data.py",
         "gone = self._gone | _excluded(self",
         "gone = _excluded(self",

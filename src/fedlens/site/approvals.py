@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import time
@@ -48,6 +48,7 @@ class Matter:
         until, agreement, keep_days: those of the terms.
         peers: SHA-256 of the identity key of each site that takes part, by name.
         files: SHA-256 of each file of `[files]` that the experiment names, by that name.
+        rules: `SiteSettings.bound`.
     """
 
     root: str
@@ -60,6 +61,7 @@ class Matter:
     keep_days: int
     peers: Mapping[str, str]
     files: Mapping[str, str]
+    rules: Mapping[str, str]
 
     def lapsed(self, now: Matter) -> str | None:
         """What has changed since this was approved, as a sentence; None if the approval still holds."""
@@ -68,12 +70,15 @@ class Matter:
         for name in sorted({*self.files, *now.files}):
             if self.files.get(name) != now.files.get(name):
                 return f"the approved file {printable(name, line_feeds=False)} has changed since the approval"
+        keys = [key for key in sorted({*self.rules, *now.rules}) if self.rules.get(key) != now.rules.get(key)]
+        if keys:
+            rules = printable(_in_short(keys), line_feeds=False)
+            return f"the rules of site.toml have changed since the approval: {rules}"
         new = [name for name in now.peers if name not in self.peers]
         other = [name for name in now.peers if self.peers.get(name, now.peers[name]) != now.peers[name]]
         if new or other:
             named = [f"{name} is new" for name in new] + [f"{name} has another key" for name in other]
-            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-            return f"the sites have changed since the approval: {', '.join(named[:3])}{more}"
+            return f"the sites have changed since the approval: {_in_short(named)}"
         for name, thing in (("until", "the end date"), ("agreement", "the data use agreement")):
             before, after = vars(self)[name], vars(now)[name]
             if before != after:
@@ -171,18 +176,28 @@ class Decision:
 
 def matter_of(value: Any) -> Matter:
     """What `asdict` made of a matter. Raises `IdentityError` for anything else."""
+    if isinstance(value, Mapping) and "rules" not in value:
+        raise IdentityError("an older version of fedlens made it, which bound no rules of site.toml")
     match value:
         case {
             "root": root, "site": str(site), "run": str(run), "experiment": experiment, "rounds": int(rounds),
             "until": until, "agreement": agreement, "keep_days": keep_days, "peers": dict(peers), "files": dict(files),
+            "rules": dict(rules),
         } if (
-            len(value) == 10 and is_days(keep_days) and is_digest(root) and is_digest(experiment)
+            len(value) == 11 and is_days(keep_days) and is_digest(root) and is_digest(experiment)
             and (until is None or is_day(until)) and (agreement is None or is_digest(agreement))
             and len(peers) <= MOST_PEERS and all(map(is_digest, peers.values()))
-            and all(map(is_digest, files.values()))
+            and all(map(is_digest, (*files.values(), *rules.values())))
         ):  # fmt: skip
-            return Matter(root, site, run, experiment, rounds, until, agreement, keep_days, peers, files)
+            return Matter(
+                root, site, run, experiment, rounds, until, agreement, keep_days, peers, files, rules
+            )
     raise _damaged()
+
+
+def _in_short(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _parsed(content: bytes) -> Any:
@@ -226,7 +241,7 @@ class Approvals:
         files = {name: contract.site.files[line] for name, line in contract.files().items()}
         return Matter(
             root, self.site, run, contract.digest, rounds if type(rounds) is int else 0,
-            terms.until, terms.agreement, terms.keep_days, terms.fingerprints, files,
+            terms.until, terms.agreement, terms.keep_days, terms.fingerprints, files, self.settings.bound(),
         )  # fmt: skip
 
     def put(self, decision: Decision, contract: Contract) -> Path:
@@ -319,7 +334,10 @@ class Approvals:
         )
 
     def last_missing(self, experiment: str, now: float) -> str | None:
-        """`missing` of what the last decision on an experiment was made on; a server may propose something else now."""
+        """`missing` of what the last decision on an experiment was made on, with the rules of the site now.
+
+        A server may propose something else.
+        """
         try:
             last = max(self._kept(experiment), key=lambda each: each.time, default=None)
         except IdentityError as error:
@@ -329,7 +347,7 @@ class Approvals:
                 self._rejected(experiment)
                 or f"the experiment {experiment[:12]} waits for: fedlens site review"
             )
-        return self.missing(replace(last.matter, experiment=experiment), now)
+        return self.missing(replace(last.matter, experiment=experiment, rules=self.settings.bound()), now)
 
     def replaces(self, decision: Decision) -> str | None:
         """Says which rejection of the same reviewer an approval takes the place of; None without one."""

@@ -54,7 +54,7 @@ def check_data(folder: Path, site: str) -> Iterator[Step]:
             missing = Approvals.of(folder, settings).last_missing(path.stem, time())
             against = refusals(contract, settings)
             if missing or against:
-                yield Step(name, None, "; ".join([missing or "approved, but not computed", *against]))
+                yield Step(name, None, "; ".join(filter(None, (missing, *against))))
             else:
                 yield Step(name, True, _experiment(contract, site))
     except FedlensError as error:

@@ -201,7 +201,7 @@ class Review:
 
     def lines(self) -> list[str]:
         """The same for a person, without characters that a terminal would obey."""
-        plain, days = self.to_plain(), many(self.terms.keep_days, "day")
+        plain, days, site = self.to_plain(), many(self.terms.keep_days, "day"), self.contract.site
         peers = [f"    {name:16} {words}" for name, words in plain["peers"].items()]
         return [
             *self.contract.lines(),
@@ -216,12 +216,8 @@ class Review:
             *peers,
             "what a client sends, as a round with made-up images does:",
             *(f"    {line}" for line in plain["leaves"]),
-            f"rules of the site, which no approval binds: site.toml, SHA-256 {self.contract.site.digest}",
-            *(
-                f"    {line}"
-                for line in printable(tomli_w.dumps(self.contract.site.rules())).splitlines()
-                if line
-            ),
+            f"rules of the site, which an approval binds but for cache and [keep]: site.toml, SHA-256 {site.digest}",
+            *(f"    {line}" for line in printable(tomli_w.dumps(site.rules())).splitlines() if line),
             printable(f"exclusion list now, which no approval binds: {plain['exclude']}", line_feeds=False),
             printable(f"images and clients {plain['counted']}", line_feeds=False),
             printable(
@@ -292,7 +288,7 @@ class Review:
         fits = decision.matter.lapsed if decision.approves else decision.matter.foreign
         if (other := fits(self.matter)) is not None:
             raise ConfigError(
-                f"the decision is not on what the server proposes now: {other}", hint="decide again"
+                f"the decision is not on what is proposed here now: {other}", hint="decide again"
             )
         self.approvals.check_import(decision)
         self.approvals.put(decision, self.contract)

@@ -234,6 +234,21 @@ class SiteSettings:
             "reviewers": people,
         }
 
+    def bound(self) -> dict[str, str]:
+        """SHA-256 of each line of `rules` that an approval binds, by its key: any other value ends the approval.
+
+        Not `[keep]`, `[compute]` and the cache, which change neither what is computed and leaves nor who decides. A
+        path counts as it is written, so that a reviewer on another machine binds the same.
+        """
+        values = {
+            f"{table}.{line}": value for table, lines in self.rules().items() for line, value in lines.items()
+        }
+        return {
+            key: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+            for key, value in values.items()
+            if key != "data.cache" and not key.startswith("keep.")
+        }
+
     def changed(self) -> str | None:
         """That the file is another now, as a sentence; None if not.
 

@@ -169,7 +169,10 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     assert f"note    experiment {digest[:12]}: {half}\n" in ran("site", "check")  # which reads no data for it
     allowed = (FOLDER / "site.toml").read_text()
     (FOLDER / "site.toml").write_text(allowed.replace("[allow]", "[allow]\nmax_rounds = 1"))
-    assert f"{half}; an experiment of 2 rounds is not allowed: [allow] max_rounds = 1, in" in ran(
+    changed = "the rules of site.toml have changed since the approval: allow.max_rounds; look again"
+    assert f"experiment {digest[:12]} (run): {changed}: fedlens site review\n" in ran("site", "status")
+    against = "an experiment of 2 rounds is not allowed: [allow] max_rounds = 1, in"
+    assert f"note    experiment {digest[:12]}: {changed}: fedlens site review; {against}" in ran(
         "site", "check"
     )
     (FOLDER / "site.toml").write_text(allowed)
@@ -189,7 +192,10 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     assert signed.endswith(f" the export of the site's log names its SHA-256 as decision: {decision}\n")
     rules = hashlib.sha256((FOLDER / "site.toml").read_bytes()).hexdigest()
     for read in (shown, ran("site", "review")):
-        assert f"rules of the site, which no approval binds: site.toml, SHA-256 {rules}\n" in read
+        assert (
+            f"rules of the site, which an approval binds but for cache and [keep]: site.toml, SHA-256 {rules}\n"
+            in read
+        )
         assert "    reviewers = 2\n" in read
         assert "    sent = false\n" in read
         listed = hashlib.sha256(b"anna\nbert\n").hexdigest()
@@ -346,7 +352,10 @@ def test_the_data_are_checked_without_and_with_an_experiment(
     assert sorted(path.name for path in (FOLDER / "approved").iterdir()) == before  # no run was counted
     write_site(FOLDER, allow={"max_rounds": 1, "models": []})
     said = ran("site", "check")
-    assert f"note    experiment {digest[:12]}: approved, but not computed; the model" in said
+    assert (
+        f"note    experiment {digest[:12]}: the rules of site.toml have changed since the approval: allow"
+        in said
+    )
     assert "not allowed: [allow] models = [], in" in said
     write_site(FOLDER, {"clients": "hospital"})
     answer = runner.invoke(app, ["site", "check"])

@@ -9,7 +9,7 @@ import html
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,19 @@ class Site:
         return replace(self.review.terms, **changes)
 
     def ask_for(self, reviewers: int, **keys: KeyPair) -> None:
-        """Lets so many reviewers decide."""
+        """Lets so many reviewers decide, which ends earlier approvals."""
         settings = replace(
             write_site(self.folder, allow={"reviewers": reviewers}),
             reviewers={name: key.public for name, key in keys.items()},
         )
-        self.review = replace(self.review, approvals=replace(self.review.approvals, settings=settings))
+        self.review = self.under(settings)
+
+    def under(self, settings: SiteSettings) -> Review:
+        """The same with another `site.toml`."""
+        contract = replace(self.review.contract, site=settings)
+        return replace(
+            self.review, contract=contract, approvals=replace(self.review.approvals, settings=settings)
+        )
 
 
 @pytest.fixture
@@ -104,7 +111,54 @@ def test_a_changed_site_file_ends_what_was_approved_until_the_site_starts_again(
     (site.folder / SITE_FILE).write_text(before)
     assert running.missing() is None
     (site.folder / SITE_FILE).write_text(before.replace("[allow]", "[allow]\nmax_rounds = 5"))
+    look_again = "since the approval: allow.max_rounds; look again: fedlens site review"
+    assert proposed().missing() == f"the rules of site.toml have changed {look_again}"  # after the next start
+    site.review = site.under(SiteSettings.read(site.folder / SITE_FILE))
+    site.decide()
     assert proposed().missing() is None
+
+
+def test_an_approval_binds_the_rules_of_the_site(site: Site) -> None:
+    """Each line of `[data]`, `[allow]` and `[reviewers]`, as it is written; not what changes no answer."""
+    site.decide()
+
+    def missing(more: str = "", **changes: Any) -> str:
+        write_site(site.folder, **changes)
+        with (path := site.folder / SITE_FILE).open("a") as file:
+            file.write(more)
+        changed = site.under(SiteSettings.read(path))
+        said = changed.missing()
+        assert changed.approvals.last_missing(changed.contract.digest, NOW) == said
+        return said or ""
+
+    officer = f'\n[reviewers]\nofficer = "{base64.b64encode(OFFICER.public).decode()}"\n'
+    changed: Sequence[tuple[str, dict[str, Any]]] = (
+        ("data.dataset", {"data": {"dataset": {"name": "image-folder", "path": "others", "table": "scans.csv"}}}),
+        ("data.clients", {"data": {"clients": "patient"}}),
+        ("data.labels", {"data": {"labels": {"no": ""}}}),
+        ("data.exclude", {"data": {"exclude": "out.txt"}}),
+        ("allow.min_examples", {"allow": {"min_examples": 2}}),  # also a stricter one
+        ("allow.reviewers", {"allow": {"reviewers": 2}, "more": officer}),
+        ("reviewers.officer", {"more": officer}),
+        ("allow.max_epochs, allow.max_rounds, allow.max_seconds and 1 more", {
+            "allow": {"max_epochs": 9, "max_rounds": 9, "max_seconds": 60, "min_steps": 1},
+        }),
+    )  # fmt: skip
+    for lines, changes in changed:
+        said = missing(**changes)
+        assert said.startswith("the rules of site.toml have changed since the approval: "), lines
+        assert lines in said
+    same: Sequence[dict[str, Any]] = (
+        {"data": {"dataset": {"table": "scans.csv", "path": "scans", "name": "image-folder"}, "cache": 3}},
+        {"allow": {"min_cohort": 3}},  # the default
+        {"more": "\n# a comment\n[keep]\ndays = 9\n"},
+        {"files": {"mine.py": "0a" * 32}},
+    )
+    for changes in same:
+        assert not missing(**changes), changes
+    text = (site.folder / SITE_FILE).read_text()
+    (site.folder / SITE_FILE).write_text(text.replace('"cpu"', '"cpu"\nthreads = 2'))
+    assert site.under(SiteSettings.read(site.folder / SITE_FILE)).missing() is None
 
 
 def test_an_approval_holds_for_what_it_names_until_its_last_day(site: Site) -> None:
@@ -139,12 +193,19 @@ def test_an_approval_holds_for_what_it_names_until_its_last_day(site: Site) -> N
     assert "the decision is on another experiment" in site.missing(contract=other_contract)
 
 
-def test_an_approval_that_names_no_days_of_retention_does_not_count(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("keep_days", "it is no decision on an experiment, or it is damaged"),
+        ("rules", "an older version of fedlens made it, which bound no rules of site.toml"),
+    ],
+)
+def test_an_approval_of_an_older_version_does_not_count(site: Site, field: str, said: str) -> None:
     path = site.decide()
     content = json.loads(path.read_text())
-    del content["matter"]["keep_days"]
+    del content["matter"][field]
     path.write_text(json.dumps(content))
-    assert "it is no decision on an experiment, or it is damaged" in site.missing()
+    assert said in site.missing()
     assert "delete the file, and decide again" in site.missing()
     site.decide()
     assert not site.missing()
@@ -171,11 +232,13 @@ def test_an_approval_binds_the_files_that_the_experiment_names(site: Site) -> No
 
 
 @pytest.mark.parametrize("files", [None, [], {"mine.py": 7}, {"mine.py": "0a"}])
-def test_a_matter_without_the_digests_of_its_files_is_damaged(site: Site, files: Any) -> None:
+def test_a_matter_without_digests_is_damaged(site: Site, files: Any) -> None:
     plain = {**asdict(site.review.matter), "files": {"mine.py": "0a" * 32}}
     assert matter_of(plain).files == {"mine.py": "0a" * 32}
     with pytest.raises(IdentityError, match="damaged"):
         matter_of({**plain, "files": files})
+    with pytest.raises(IdentityError, match="damaged"):
+        matter_of({**plain, "rules": files})
 
 
 def test_a_new_approval_takes_the_place_of_one_that_lapsed(site: Site) -> None:
@@ -206,12 +269,20 @@ def test_two_reviewers_are_two_keys(site: Site) -> None:
     assert "another experiment" in str(approvals.last_missing("0b" * 32, NOW))
     assert set(site.review.approvals.approvers(site.review.matter)) == {"keys", "officer"}
     assert not site.review.approvals.approvers(replace(site.review, run="run-2").matter)
+    site.ask_for(2, officer=OFFICER)  # without a key that approved nothing
+    assert "since the approval: reviewers.again; look again" in site.missing()
     site.ask_for(3, officer=OFFICER)
+    site.decide()
+    site.decide(OFFICER)
     impossible = "2 of 3 approvals; [allow] reviewers = 3, and [reviewers] names 1 besides this site"
     assert str(site.missing()).startswith(impossible)
     site.ask_for(3, officer=OFFICER, again=OFFICER)
+    site.decide()
+    site.decide(OFFICER)
     assert site.missing().startswith("2 of 3 approvals; waits for another reviewer (approved by ")
     site.ask_for(4, officer=OFFICER, again=OFFICER, more=OFFICER)
+    site.decide()
+    site.decide(OFFICER)
     assert site.missing().startswith("2 of 4 approvals; waits for 2 other reviewers (approved by ")
     site.review = replace(site.review, run="run-2")
     assert "another run" in site.missing()
@@ -347,10 +418,10 @@ def test_a_decision_for_something_else_is_not_kept(site: Site, tmp_path: Path) -
     matter = site.review.matter
     for changes in ({"site": "ward-b"}, {"root": "0c" * 32}, {"experiment": "0c" * 32}, {"rounds": 9}):
         for reason in (None, "no"):
-            with pytest.raises(ConfigError, match="not on what the server proposes now"):
+            with pytest.raises(ConfigError, match="not on what is proposed here now"):
                 site.review.keep(Decision.make(OFFICER, replace(matter, **changes), reason, NOW))
     for changes in ({"run": "run-2"}, {"until": None}, {"peers": {}}):
-        with pytest.raises(ConfigError, match="not on what the server proposes now"):
+        with pytest.raises(ConfigError, match="not on what is proposed here now"):
             site.review.keep(Decision.make(OFFICER, replace(matter, **changes), None, NOW))
     assert not (site.folder / "approved").exists()
 
@@ -366,6 +437,11 @@ def test_an_experiment_is_decided_on_another_machine(site: Site, tmp_path: Path)
     (tmp_path / "decision.json").write_bytes(there.decide(OFFICER, None).to_bytes())
     site.review.keep(site.review.decision_in(tmp_path / "decision.json"))
     assert not site.missing()
+    content = json.loads(exported.read_bytes())
+    content["allow"]["min_examples"] = 9  # the officer is shown other rules than the site has
+    exported.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"have changed since the approval: allow\.min_examples"):
+        site.review.keep(Review.read(exported).decide(OFFICER, None))
 
 
 @pytest.mark.parametrize(
