@@ -52,6 +52,11 @@ NIGHTLY = [pytest.mark.nightly]
 # Other settings of the same algorithm run nightly, but those of another make.
 NAMED = {*REGISTERED, *CHOSEN, "centred"}
 EACH = pytest.mark.parametrize("algorithm", nightly_but(NAMED, ALGORITHMS))
+# CHOSEN, and one of each other kind: a state of the server's, a solver of one step, a server that trains, models that
+# grow or are searched, parties, and peers that step by step exchange more than models.
+KINDS = {*CHOSEN, "feddyn", "liadmm", "fedgkt", "fedma", "fednas", "vertical", "push-sum"}
+# Where a client is not heard, one solver is as good as another, and this one is quick.
+HEARD = {*CHOSEN, "liadmm"} - {"ceadmm"}
 
 
 def test_the_table_has_every_algorithm_and_every_partition() -> None:
@@ -75,7 +80,7 @@ def easy(partition: str) -> Experiment:
     data = {"dataset": SCATTERED, "partition": MORE_PARTITIONS[partition]}
     local = {"lr": 0.1, "epochs": 2, "batch_size": 10}
     return Experiment(
-        **settings(rounds=6, model="small-cnn", data=data, local=local, select={"fraction": 1.0})
+        **settings(rounds=4, model="small-cnn", data=data, local=local, select={"fraction": 1.0})
     )
 
 
@@ -97,28 +102,39 @@ def test_every_partition_gives_the_same_bits_on_both_engines(partition: str, wit
     assert outcome(shared) == outcome(result)
 
 
-# One over every kind of partition; the others, which share its loop, over one, in turn. Nightly each over two, the
-# basic ones over all, and also other settings of the same algorithm. The search of FedNAS takes 20 rounds: nightly.
+def daily(algorithm: str, partition: str) -> bool:
+    """Whether this row runs in ci: one algorithm over every partition, the others, which share its loop, over one.
+
+    The search of FedNAS takes 20 rounds.
+    """
+    return algorithm == "fedavg" or (algorithm in NAMED - {"fednas"} and partition == PARTITION_OF[algorithm])
+
+
+# Nightly each over two, the basic ones over all, and also other settings of the same algorithm.
 BASIC = ("fedavg", "fedavgm", "fedprox", "centralized", "remembering")
 LEARNED = [
     pytest.param(
         algorithm,
         partition,
-        marks=[] if algorithm == "fedavg" or (algorithm in NAMED - {"fednas"} and in_turn) else NIGHTLY,
+        marks=[] if daily(algorithm, partition) else NIGHTLY,
     )
     for k, algorithm in enumerate(ALGORITHMS)
     for at, partition in enumerate(PARTITIONS)
-    if (in_turn := partition == PARTITION_OF[algorithm])
-    or algorithm in BASIC
-    or at == (k + 2) % len(PARTITIONS)
+    if partition == PARTITION_OF[algorithm] or algorithm in BASIC or at == (k + 2) % len(PARTITIONS)
     if algorithm not in PEERS or partition != "uneven"  # has a client without examples
-    if algorithm not in ON_PARTIES or in_turn  # which have no partition of examples
+    # Parties have no partition of examples.
+    if algorithm not in ON_PARTIES or partition == PARTITION_OF[algorithm]
 ]
+# The rounds of a row in ci: more where clients hold few classes. All others take eight, or as many as they need.
+ROUNDS = {"iid": 4, "uneven": 4, "shards": 5, "mcmahan": 6, "dirichlet": 7}
+SLOW = {"iceadmm", "liadmm", "fedma"}
 
 
 @pytest.mark.parametrize(("algorithm", "partition"), LEARNED)
 def test_it_learns_a_separable_problem(algorithm: str, partition: str, tmp_path) -> None:
-    result = separable(algorithm, partition).run(tmp_path / "run")
+    fewer = daily(algorithm, partition) and algorithm not in SLOW
+    changes = {"rounds": ROUNDS[partition]} if fewer else {}
+    result = separable(algorithm, partition, **changes).run(tmp_path / "run")
     assert all(math.isfinite(judged(line)[0]) for line in result.metrics)
     assert all(math.isfinite(line["local_loss"]) for line in result.metrics[1:])
     (first_loss, _), (last_loss, last_accuracy) = judged(result.metrics[0]), judged(result.metrics[-1])
@@ -181,7 +197,7 @@ def test_it_resumes_exactly_when_it_is_interrupted_again_and_again(tmp_path) -> 
     assert outcome(resume(directory)) == whole
 
 
-@EACH
+@pytest.mark.parametrize("algorithm", nightly_but(KINDS, ALGORITHMS))
 def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
     made = experiment(algorithm, "iid")
     built = build(plan(made.config, made._source), tmp_path, download=False)
@@ -219,7 +235,7 @@ FAMILY = sorted(
 )
 
 
-@pytest.mark.parametrize("inner", nightly_but(CHOSEN, FAMILY))
+@pytest.mark.parametrize("inner", nightly_but(HEARD, FAMILY))
 def test_it_survives_a_missing_client_as_if_it_were_not_there(inner: str, tmp_path) -> None:
     there = settings(inner, rounds=3, select={"name": "fixed", "clients": [0, 4, 1]})
     flaky = {"name": f"{USERS}:flaky", "inner": inner, "client": 1, "settings": ALGORITHMS[inner]}
@@ -241,7 +257,7 @@ def test_it_survives_a_missing_client_as_if_it_were_not_there(inner: str, tmp_pa
 
 # A client of split learning and of FedMA answers several times a round; their identities have its failures.
 @pytest.mark.parametrize(
-    "inner", nightly_but(CHOSEN, [name for name in FAMILY if not name.startswith(("split", "fedma"))])
+    "inner", nightly_but(HEARD, [name for name in FAMILY if not name.startswith(("split", "fedma"))])
 )
 def test_a_refused_reply_leaves_its_clients_state_as_a_missing_one_does(inner: str, tmp_path) -> None:
     """Client 1 answers once, fails once, and is good again: a state kept from what was refused would show."""
@@ -257,7 +273,7 @@ def test_a_refused_reply_leaves_its_clients_state_as_a_missing_one_does(inner: s
 
 
 @pytest.mark.parametrize(
-    "algorithm", nightly_but(NAMED, [name for name in ALGORITHMS if name not in PEERS | ON_PARTIES])
+    "algorithm", nightly_but(KINDS, [name for name in ALGORITHMS if name not in PEERS | ON_PARTIES])
 )
 def test_it_survives_a_client_with_one_example_and_one_with_none(algorithm: str, tmp_path) -> None:
     select = {} if algorithm == "centralized" else {"select": {"name": "fixed", "clients": [0, 1, 2]}}

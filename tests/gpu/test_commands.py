@@ -145,7 +145,18 @@ def test_pretrain(recipe: Path, tmp_path: Path) -> None:
 def test_cost(recipe: Path, tmp_path: Path) -> None:
     measured = []
     for name, device in (("gpu", []), ("cpu", ON_CPU)):
-        words = ["cost", recipe, *device, "--seeds", "1", "--no-report", "--out", tmp_path / name]
+        words = [
+            "cost",
+            recipe,
+            *device,
+            "--seeds",
+            "1",
+            "--jobs",
+            "0",
+            "--no-report",
+            "--out",
+            tmp_path / name,
+        ]
         said = invoke(*words)
         assert ("GPU" in said) == (not device), said
         runs = [RunDir(folder).read_metrics()[-1] for folder in sorted((tmp_path / name).glob("*-seed0"))]

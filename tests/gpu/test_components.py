@@ -65,7 +65,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "tree privacy": {
         "privacy": {
             "clip": 1.0,
-            "noise_multiplier": 0.1,
+            "noise_multiplier": 1.0,
             "delta": 1e-3,
             "mechanism": "tree",
             "noise": "seeded",
@@ -80,7 +80,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "privacy": {
             "unit": "example",
             "clip": 1.0,
-            "noise_multiplier": 0.1,
+            "noise_multiplier": 1.0,
             "delta": 1e-3,
             "noise": "seeded",
         },
