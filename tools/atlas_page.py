@@ -137,6 +137,8 @@ def _shown(study: ListedStudy, record: StudyRecord, notes: PageNotes) -> Iterato
         rows = [[*map(TableCell, row)] for row in results.info.smaller]
         table = _table(StudyTable("smaller", "Settings", "", ["setting", "paper", "here"], rows, labels=3))
         yield f'\n??? info "What ran instead of the paper\'s settings"\n\n{indent(table, "    ")}'
+    else:
+        yield "\nNo setting differs from the scale `paper`.\n"
     files = ", ".join(f"[{name}]({link}/{name})" for name in ("results.jsonl", "study.json", "cost.json"))
     cost = f"{duration(3600 * record.cpu_hours)} of one core" if record.cpu_hours else "less than a second"
     yield f"\n`{record.command(study.name)}`: {cost}, {record.date}, fedlens {record.version}; {files}.\n"

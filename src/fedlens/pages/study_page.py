@@ -59,6 +59,7 @@ def write_study_page(folder: Path) -> Path:
         "warned": [line.run for line in lines if line is not None and line.facts.get("warnings")],
         "kpis": _kpis(results),
         "smaller": info.smaller,
+        "scale": info.scale,
         "caveats": info.caveats,
         "tables": study_tables(results),
         "figures": [_shown(named, folder) for named in study_figures(results)],

@@ -317,8 +317,10 @@ def _make(path: Path) -> Path:
             return path
         what, hint = "the run directory is not writable", another
         if occupied and (path / "config.toml").is_file():
-            what = "the directory already contains a run"
-            hint = f"resume it ({quoted_command('resume', path)}), or {another}"
+            failed = (RunDir(path).read_summary() or {}).get("status") == "failed"
+            what = f"the directory already contains a run{', which failed' if failed else ''}"
+            anew = "to begin again move or delete it, else " if failed else ""
+            hint = f"{anew}resume it ({quoted_command('resume', path)}), or {another}"
         elif occupied:
             what = "the run directory is not empty"
     raise RunDirectoryError(what, where=str(path), hint=hint)

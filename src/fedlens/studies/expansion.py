@@ -151,11 +151,12 @@ class Expansion:
 
     Args:
         default: the name of the only method of a study without methods, such as the algorithm of its base.
+        label: that of this method.
     """
 
-    def __init__(self, study: StudySettings, places: Places, default: str) -> None:
+    def __init__(self, study: StudySettings, places: Places, default: str, label: str) -> None:
         self._study, self._places = study, places
-        tables = study.methods or {default: MethodSettings()}
+        tables = study.methods or {default: MethodSettings(label=label)}
         self._parts = {name: self._grids_of_method(name, table) for name, table in tables.items()}
         self._common = self._grids(study.grid, study.random, ())
         self.over = self._over()

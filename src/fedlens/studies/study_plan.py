@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.base.format import many
+from fedlens.base.format import many, with_own_parts
 from fedlens.results.figures.study_figures import check_figures
 from fedlens.results.rows import Row, StudyInfo, needs_runs
 from fedlens.results.tables import check_planned_tables
@@ -296,13 +296,15 @@ def _cells(source: StudySource, check: bool) -> StudyCells:
     reader = SettingsReader(source.folder, places, threads, check, starts)
     base = (study.base, places.locate("base"))
     common = [PlacedSetting(key, value, places.locate("set", key)) for key, value in study.set.items()]
-    default = "method"
+    default = label = "method"
     if study.methods is None:
-        algorithm = reader.base(*base).values.get("algorithm", "fedavg")
-        changed = study.set.get("algorithm.name", study.set.get("algorithm", algorithm))
+        values = {"algorithm": "fedavg", **reader.base(*base).values}
+        keys = ("algorithm", "client", "server", "aggregate")
+        changed, *parts = [study.set.get(f"{key}.name", study.set.get(key, values.get(key))) for key in keys]
         name = changed.get("name") if isinstance(changed, Mapping) else changed
         default = name if isinstance(name, str) else default
-    expansion = Expansion(study, places, default)
+        label = with_own_parts(default, *parts)
+    expansion = Expansion(study, places, default, label)
     seeds = tuning_seeds(study, expansion.methods, places)
     return StudyCells(study, expansion.methods, expansion.cases, reader, base, common, seeds)
 

@@ -59,6 +59,17 @@ def test_the_page_of_a_reproduction_links_to_its_paper(tmp_path: Path) -> None:
     assert "script:" not in page_of(by_alpha(paper={**paper, "link": "javascript:1"}), tmp_path)
 
 
+def test_the_page_of_a_reproduction_says_that_nothing_differs(tmp_path: Path) -> None:
+    paper, nothing = (
+        {"authors": "A 2020", "title": "B", "link": "https://arxiv.org/abs/1"},
+        "No setting differs",
+    )
+    assert nothing in words(page_of(by_alpha(paper=paper, scale="paper"), tmp_path))
+    changed = by_alpha(paper=paper, scale="paper", smaller=[["rounds", "10,000", "200 rounds"]])
+    for study in (by_alpha(), by_alpha(scale="paper"), by_alpha(paper=paper, scale=""), changed):
+        assert nothing not in words(page_of(study, tmp_path))
+
+
 def test_runs_with_warnings_are_named(tmp_path: Path) -> None:
     study = by_alpha()
     assert "with warnings" not in words(page_of(study, tmp_path))

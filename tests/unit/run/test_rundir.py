@@ -50,7 +50,12 @@ def test_a_taken_id_is_drawn_again_and_a_given_one_is_refused(
     monkeypatch.setattr(rundir, "new_run_id", lambda: next(ids))
     assert [RunDir.create(None, "digits", None).run_id for _ in range(2)] == ["a", "b"]
     Path("runs/digits/a/config.toml").write_text("")
-    with pytest.raises(RunDirectoryError, match="already contains a run"):
+    with pytest.raises(RunDirectoryError, match=r"already contains a run \(runs/digits/a\); resume it"):
+        RunDir.create(None, "digits", "a")
+    Path("runs/digits/a/summary.json").write_text('{"status": "failed"}')
+    with pytest.raises(
+        RunDirectoryError, match=r"which failed .*; to begin again move or delete it, else resume it"
+    ):
         RunDir.create(None, "digits", "a")
 
 

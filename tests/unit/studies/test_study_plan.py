@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,20 @@ def test_a_study_is_every_combination_of_cases_methods_and_seeds() -> None:
     assert (run.settings["seed"], run.settings["local"]["epochs"]) == (5, 1)
     assert run.settings["algorithm"] == {"name": "fedavgm", "momentum": 0.9}
     assert run.key == "fedavgm-momentum0.9-b-clients10-seed5"
+
+
+def test_the_only_method_names_the_parts_of_the_user() -> None:
+    def methods(**settings: Any) -> Any:
+        return load(**settings).info({}).methods
+
+    examples = Path(__file__).parents[3] / "docs" / "examples"
+    median, flip = f"{examples}/own_aggregate.py:Median", f"{examples}/sign_flip.py:sign_flip"
+    assert methods() == methods(set={"aggregate": "mean"}) == {"fedavg": "fedavg"}
+    assert methods(set={"aggregate.name": median}) == {"fedavg": "fedavg + Median"}
+    assert methods(set={"aggregate": median, "client": {"name": flip, "clients": [0]}}) == {
+        "fedavg": "fedavg + sign_flip + Median"
+    }
+    assert methods(set={"aggregate": median}, methods={"fedavg": {}}) == {"fedavg": "fedavg"}
 
 
 def test_due_runs_are_those_without_a_line() -> None:
