@@ -160,7 +160,7 @@ def quadratics() -> World:
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.3, 3.0])
-@pytest.mark.parametrize("steps", [1, 5, 400])
+@pytest.mark.parametrize("steps", [1, 5, pytest.param(400, marks=pytest.mark.nightly)])
 def test_quadratics_against_the_closed_form_with_sampled_clients(mu: float, steps: int) -> None:
     """w_E = w* + (1 - lr (a + mu))^E (w - w*), with w* = (a b + mu w) / (a + mu), the minimizer of h_k."""
     there, lr = quadratics(), 0.1

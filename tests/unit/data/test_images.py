@@ -176,6 +176,7 @@ def test_a_copy_by_pickle_goes_on_by_itself(ten: ImageFiles) -> None:
     np.testing.assert_array_equal(copied.take(np.arange(10)), expected(list(range(10))))
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_one_worker_sees_what_another_decoded(ten: ImageFiles) -> None:
     """The file is gone before the second worker, another process, is asked."""
     assert seen_by_two_workers(ten.kept(10**6), row=3) == (pixels(3).astype(int).sum(),) * 2

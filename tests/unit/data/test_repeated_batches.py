@@ -96,6 +96,7 @@ def equal(one: Reply, other: Reply) -> bool:
     return all(torch.equal(one.payload[name], other.payload[name]) for name in ("inputs", "targets", "mask"))
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("views", [1, 2])
 def test_a_batch_has_the_same_bits_in_another_exchange_slot_and_worker(
     clients: dict[str, ClientDatasets], views: int

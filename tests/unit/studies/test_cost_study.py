@@ -49,8 +49,10 @@ def experiment(**more: Any) -> fedlens.Experiment:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> CostResult:
-    return cost(experiment(), seeds=2, jobs=2, out=tmp_path_factory.mktemp("cost") / "c")
+def result(lasting: Callable[[int], Any], tmp_path_factory: pytest.TempPathFactory) -> CostResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedlens.studies.jobs.WorkerPool", lasting)
+        return cost(experiment(), seeds=2, jobs=2, out=tmp_path_factory.mktemp("cost") / "c")
 
 
 def runs(result: CostResult, seed: int = 0) -> dict[str, Run]:
