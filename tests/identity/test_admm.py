@@ -761,8 +761,10 @@ def test_the_exact_solver_updates_running_statistics_once_at_its_solution() -> N
     assert step.after["model"]["1.num_batches_tracked"] == 1
 
 
-@pytest.mark.parametrize("make", [admm, ceadmm, iceadmm, liadmm])
-@pytest.mark.parametrize("absent", ["drop", "last"])
+@pytest.mark.parametrize(
+    ("make", "absent"),
+    covering({"admm": admm, "ceadmm": ceadmm, "iceadmm": iceadmm, "liadmm": liadmm}, ["drop", "last"]),
+)
 def test_a_client_with_one_example_takes_part(make, absent: str) -> None:
     there = world()
     run = course(make(parts(there, FULL, select=Fixed((3, 1))), absent=absent), there, rounds=3)

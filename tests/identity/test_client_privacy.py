@@ -26,6 +26,7 @@ from fedlens.local.client_privacy import NAME, PrivateMean
 from fedlens.local.rules import ClientRule
 from fedlens.local.training import limited_together
 from fedlens.privacy.settings import PrivacySettings
+from tests.covering import covering
 from tests.identity.identity_kit import (
     SIZES,
     bare_client,
@@ -135,8 +136,10 @@ def test_an_update_that_is_not_finite_stays_so_and_is_rejected() -> None:
     assert leaves[0].isfinite().view(-1).tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("algorithm", [fedavg, fedprox, fedadam, moon])
+@pytest.mark.parametrize(
+    ("algorithm", "adaptive"),
+    covering({"fedavg": fedavg, "fedprox": fedprox, "fedadam": fedadam, "moon": moon}, [False, True]),
+)
 def test_clients_of_a_group_are_clipped_as_each_alone(algorithm: Any, adaptive: bool) -> None:
     clip = {"clip": "adaptive", "clip_first": 0.05} if adaptive else {}
     agree(private(Everyone(), algorithm, **clip), world())

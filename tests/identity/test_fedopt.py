@@ -10,6 +10,7 @@ from fedlens.aggregate.server_steps import SERVERS, momentum
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
+from tests.covering import covering
 from tests.identity.identity_kit import SIZES, close, course, mean, model, parts, same, world
 from tests.identity.test_fedavg import SGD, trained
 from tests.identity.test_fedavgm import Listening
@@ -172,8 +173,7 @@ def test_the_clients_rate_decays_by_the_local_settings() -> None:
 # -- what a server optimizer never touches ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frozen", [False, True], ids=["all trained", "frozen"])
-@pytest.mark.parametrize("name", list(SERVERS))
+@pytest.mark.parametrize(("name", "frozen"), covering(list(SERVERS), {"all trained": False, "frozen": True}))
 def test_no_server_step_touches_statistics_counters_or_frozen_weights(name: str, frozen: bool) -> None:
     there, spec = world([4, 8, 5, 2, 12, 7]), model(norm=True, frozen=frozen)
     made = fedavg(

@@ -22,6 +22,7 @@ from fedlens.engines.vectorized import Vectorized
 from fedlens.local import training
 from fedlens.local.rules import proximal
 from fedlens.local.settings import LocalSettings
+from tests.covering import covering
 from tests.identity.identity_kit import (
     bare_client,
     close,
@@ -49,8 +50,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("engine", ["inline", "vectorized"])
+@pytest.mark.parametrize(("optimizer", "engine"), covering([*OPTIMIZERS], ["inline", "vectorized"]))
 def test_one_factor_of_all_leaves_is_that_factor_of_the_rate(optimizer: str, engine: str) -> None:
     there, more = world(), OPTIMIZERS[optimizer]
 

@@ -25,6 +25,7 @@ from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import Vectorized
 from fedlens.run.journal_file import JournalFile
+from tests.covering import covering
 from tests.identity.identity_kit import Course, course, model, parts, same, world
 from tests.identity.stacked_kit import sizes_of_groups
 from tests.identity.test_quantized import FAMILY, LOCAL, RANGES
@@ -141,8 +142,7 @@ def test_groups_train_together(quick_workers: None, monkeypatch: pytest.MonkeyPa
     assert same(grouped.final, run("fedavg", Quantized, norm=False, engine=Vectorized(group=2)).final)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedadam"])
-@pytest.mark.parametrize("kill", [None, *STEPS])
+@pytest.mark.parametrize(("name", "kill"), covering(["scaffold", "fedadam"], [None, *STEPS]))
 def test_a_killed_server_goes_on_to_the_same_bits(name: str, kill: str | None, tmp_path: Path) -> None:
     """The process ends before it sends an ask of round 2; another one continues from the states of round 1."""
     made, there = algorithm(name, SecAgg, FIVE, Uniform(4)), world(FIVE)

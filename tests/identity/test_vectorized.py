@@ -180,7 +180,14 @@ def test_a_client_whose_gradient_fails_takes_no_other_with_it(name: str) -> None
     assert many.steps[0].tally.failed
 
 
-@pytest.mark.parametrize("local", [{}, {"momentum": 0.5}, {"clip_norm": 0.8}, {"stragglers": 0.6}])
+@pytest.mark.parametrize(
+    "local",
+    [
+        {"momentum": 0.5},
+        {"stragglers": 0.6},
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in ({}, {"clip_norm": 0.8})),
+    ],
+)
 def test_the_contrastive_term_is_stacked_beside_other_rules_and_settings(local: dict[str, Any]) -> None:
     """Clients come back in later rounds beside others that are there for the first time."""
     rule = chain(proximal(mu=0.3), contrastive(mu=2.0))

@@ -117,7 +117,7 @@ def test_workers_that_train_groups_time_them_too() -> None:
 
 
 @pytest.mark.usefixtures("operators")
-@pytest.mark.parametrize("engine", ["inline", "vectorized"])
+@pytest.mark.parametrize("engine", ["inline", pytest.param("vectorized", marks=pytest.mark.nightly)])
 def test_what_a_rule_computes_for_itself_is_the_rules(engine: str) -> None:
     """Mime's gradients at the anchor are no passes of the training."""
     found = measure(built("algorithm.name=mime", f"engine.name={engine}"), 1)
@@ -125,7 +125,9 @@ def test_what_a_rule_computes_for_itself_is_the_rules(engine: str) -> None:
     assert parts["rule"] > 0.3 * (parts["forward"] + parts["backward"]) > 0
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "centralized"])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param("fedavg", marks=pytest.mark.nightly), "scaffold", "centralized"]
+)
 def test_the_bytes_are_those_of_a_run(algorithm: str, tmp_path: Path) -> None:
     overrides = [f"algorithm.name={algorithm}", "rounds=3", "local.epochs=1"]
     if algorithm != "centralized":

@@ -71,7 +71,7 @@ def test_quiet_prints_where_the_result_is_and_nothing_else(api: Api, recipe: Pat
     assert answer.stderr == ""
 
 
-@pytest.mark.parametrize("verb", ["run", "resume"])
+@pytest.mark.parametrize("verb", ["run", pytest.param("resume", marks=pytest.mark.nightly)])
 def test_json_has_standard_output_to_itself(fedlens_process: Process, recipe: Path, verb: str) -> None:
     given = {"run": str(recipe), "resume": "somewhere"}[verb]
     done = fedlens_process(verb, given, "--json", ending="finishes")
@@ -102,7 +102,9 @@ def test_a_failed_run_exits_1_with_its_summary(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("ending", ["breaks", "breaks after an interruption"])
+@pytest.mark.parametrize(
+    "ending", [pytest.param("breaks", marks=pytest.mark.nightly), "breaks after an interruption"]
+)
 def test_a_run_that_broke_has_a_summary_too(fedlens_process: Process, recipe: Path, ending: str) -> None:
     done = fedlens_process("run", str(recipe), "--json", ending=ending)
     assert done.returncode == 1

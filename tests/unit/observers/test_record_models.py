@@ -69,7 +69,12 @@ def test_a_local_model_is_what_the_client_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "clients"),
-    [("inline", 3), ("inline", 70), ("vectorized", 70), ("processes", 70)],
+    [
+        ("inline", 3),
+        ("processes", 70),
+        pytest.param("inline", 70, marks=pytest.mark.nightly),
+        pytest.param("vectorized", 70, marks=pytest.mark.nightly),
+    ],
 )
 def test_recording_changes_no_bit(engine: str, clients: int, tmp_path: Path) -> None:
     """From 64 clients on, workers sum the replies of neighbouring clients."""

@@ -192,13 +192,13 @@ def test_each_client_is_measured_with_every_metric_that_its_images_define(traine
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["task.label_smoothing=0.1"],
+        pytest.param(["task.label_smoothing=0.1"], marks=pytest.mark.nightly),
         ["task.class_weights=balanced"],
         ["task.class_weights=[1, 1, 1, 1, 1, 2, 2, 2, 2, 0]"],
         ["task.score=f1_macro"],
         ["data.partition={name='lda-multilabel', clients=5, alpha=0.3}"],
-        ["data.partition={name='detection-frequency', clients=4}"],
-        ["data.partition={name='quantity', clients=4}"],
+        pytest.param(["data.partition={name='detection-frequency', clients=4}"], marks=pytest.mark.nightly),
+        pytest.param(["data.partition={name='quantity', clients=4}"], marks=pytest.mark.nightly),
         ["data.partition={name='feature', clients=4, rotation=10.0}"],
         ["data.normalize=unit"],
     ],

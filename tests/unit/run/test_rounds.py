@@ -14,6 +14,7 @@ from fedlens import Experiment, Observer, load_result, resume
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Ask, Failure, Reply, Request
 from fedlens.core.tree import copied
+from tests.contract.contract_kit import nightly_but
 from tests.run_files import content
 
 SETTINGS: dict[str, Any] = {
@@ -143,7 +144,7 @@ def test_a_line_that_is_written_refuses_changes_and_an_observer_makes_the_column
 
 
 @pytest.mark.usefixtures("quick_workers")
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", nightly_but({"processes"}, ENGINES))
 def test_an_open_run_is_asked_by_hand_and_trains_the_rounds_of_a_run(engine: str, tmp_path: Path) -> None:
     experiment = Experiment(**settings(engine))
     whole = experiment.run(tmp_path / "whole", report=False, until=2)
