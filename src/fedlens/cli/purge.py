@@ -26,7 +26,7 @@ def purge(
 ) -> None:
     """Remove checkpoints, client states, recordings and the journal of a run. It cannot be resumed then.
 
-    The model, the results, the page and the logs stay. 'fedlens serve' purges what is due when it starts.
+    The model, the results, the page and the logs stay. 'fedlens serve' purges what is due while it runs.
     """
     with reported(debug):
         from time import time

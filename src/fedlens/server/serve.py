@@ -29,7 +29,7 @@ from fedlens.run.journal_file import JournalFile
 from fedlens.run.rundir import RunDir
 from fedlens.server.event_log import EventLog
 from fedlens.server.progress import ServeProgress
-from fedlens.server.retention import ServedRuns, purge
+from fedlens.server.retention import ServedRuns
 from fedlens.server.serve_record import ServeRecord, digest_of, is_begun, run_to_serve
 from fedlens.server.without import begin_without
 from fedlens.settings.algorithm_check import check_algorithm
@@ -136,9 +136,6 @@ def serve(served: Served, progress: ServeProgress) -> Result:
             record, begins = begin_without(directory, record, without, runs, digest_of(source.values))
             progress.note(f"without {', '.join(without)}, {begins}")
         runs.add(directory.path)
-        for old in runs.due(time()):
-            if old.path != directory.path.resolve():
-                purge(old)
         return _Server(served, config, registry, sockets, directory, record, progress).run()
 
 

@@ -10,6 +10,7 @@ from time import time
 from typing import Any
 
 from fedlens.base.errors import FedlensError, told
+from fedlens.base.systemd import show_status
 from fedlens.engines.links.https import HttpsLink
 from fedlens.engines.network import NetworkEngine
 from fedlens.identity.authority import not_after, read_chain
@@ -17,6 +18,7 @@ from fedlens.identity.federation_folder import FederationFolder
 from fedlens.server.census_link import CensusLink
 from fedlens.server.event_log import DAY, EventLog
 from fedlens.server.progress import SiteRow
+from fedlens.server.retention import ServedRuns, purge
 
 MINUTE, HOUR = 60.0, 3600.0
 ENDS_WITHIN = 14 * DAY
@@ -80,7 +82,10 @@ class Watch:
                 self._log.warn("error", what=told(error))
 
     def look(self) -> None:
-        """Shows the sites; each minute it writes a line and checks disk and contacts, each hour certificates."""
+        """Shows the sites; each minute it writes a line and checks disk and contacts.
+
+        Each hour it checks certificates, and purges runs that are due.
+        """
         sites, engine = self._sites, self._engine
         if sites is None or engine is None:
             return
@@ -91,11 +96,15 @@ class Watch:
             self._write_line(sites, engine, rows)
             self._check_disk(sites)
             for row in rows:
-                if row.clients and row.ago is not None and row.ago > DAY:
+                # One that has left, or is refused, has a note.
+                if row.clients and not row.note and row.ago is not None and row.ago > DAY:
                     self._log.warn("silent", row.name, what=f"no contact for {row.ago / HOUR:.0f} hours")
         if passed >= self._hours * HOUR:
             self._hours = int(passed // HOUR) + 1
             self._check_certificates()
+            for run in ServedRuns(self._registry.folder).due(self._clock()):
+                if run.path != self._folder.resolve():
+                    self._log.write("purged", what=f"{run.path}: {purge(run)}")
 
     def _write_line(self, sites: CensusLink, engine: NetworkEngine, rows: Sequence[SiteRow]) -> None:
         states: dict[str, list[str]] = {"online": [], "late": [], "expected": [], "refused": []}
@@ -105,6 +114,8 @@ class Watch:
         failed = {f"{site}: {reason}": count for (site, reason), count in sites.failures.copy().items()}
         facts: dict[str, Any] = {**states, "messages_refused": refused, "answers_failed": failed}
         self._log.write("status", round=sites.round, answers_dropped=dict(engine.dropped), **facts)
+        counts = (f"{len(names)} {state}" for state, names in states.items() if names)
+        show_status(f"round {sites.round}; sites: {', '.join(counts)}")
 
     def _check_disk(self, sites: CensusLink) -> None:
         free = shutil.disk_usage(self._folder).free

@@ -39,7 +39,7 @@ def commands(text: str) -> Iterator[list[str]]:
     """The words of each fedlens command in a text, without those of the shell."""
     joined = re.sub(r"\\\n\s*", " ", text)
     for line in joined.splitlines():
-        if match := re.search(r"(?:^|[\s`/])fedlens ((?:federation|site|serve|replay) [^#|`]*)", line):
+        if match := re.search(r"(?:^|[\s`/])fedlens ((?:federation|site|serve|replay|purge) [^#|`]*)", line):
             yield shlex.split(re.split(r"\s(?:>|\|\||;)\s?", match[1])[0])
 
 
@@ -77,8 +77,12 @@ def test_a_service_has_no_rights_that_it_does_not_need(path: Path) -> None:
         "LimitCORE=0",
     }
     assert needed <= set(lines)
-    for key in ("MemoryMax", "CPUQuota", "User", "LoadCredentialEncrypted"):
+    for key in ("MemoryMax", "CPUQuota", "User"):
         assert sum(line.startswith(f"{key}=") for line in lines) == 1, key
+    if path.name == "fedlens-purge.service":  # it needs neither keys nor a network
+        assert "PrivateNetwork=yes" in lines
+        return
+    assert "NotifyAccess=main" in lines  # else NOTIFY_SOCKET is not set
     assert (
         next(line for line in lines if line.startswith("LoadCredential"))
         .split("=")[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
@@ -16,8 +17,10 @@ from fedlens.files import jsonl
 from fedlens.identity.authority import certificates, der
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.tls import FederationContext
+from fedlens.run.rundir import RunDir
 from fedlens.server.event_log import DAY, EventLog
 from fedlens.server.progress import SiteRow
+from fedlens.server.retention import ServedRuns
 from fedlens.server.watch import HOUR, Watch
 from tests.link_kit import Federation
 from tests.unit.identity.federation_kit import HOST, NOW, ROOT, at
@@ -96,6 +99,35 @@ def test_a_day_of_silence_is_said_once_a_day(watched: Watched) -> None:
     assert [line["site"] for line in silent] == ["ward-a"]
     assert not [line for line in watched.after(60) if line["event"] == "silent"]
     assert [line for line in watched.after(DAY) if line["event"] == "silent"]
+    watched.sites.shown = [SiteRow("ward-a", "late", DAY + 1, 1, "left on 2026-11-28 13:59 UTC")]
+    assert not [line for line in watched.after(DAY) if line["event"] == "silent"]
+
+
+def test_runs_that_are_due_are_purged_while_another_one_is_served(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, purged = ServedRuns(watched.registry.folder), list[Path]()
+    for name in ("old", "new", "."):
+        (run := watched.path.parent / name).mkdir(exist_ok=True)
+        RunDir(run).serve_log_path.touch()
+        os.utime(RunDir(run).serve_log_path, (0, NOW))
+        runs.add(run)
+    os.utime(RunDir(watched.path.parent / "new").serve_log_path, (0, NOW + 300 * DAY))
+    monkeypatch.setattr("fedlens.server.watch.purge", lambda run: purged.append(run.path))
+    assert not [line for line in watched.after(364 * DAY) if line["event"] == "purged"]
+    assert [line for line in watched.after(2 * DAY) if line["event"] == "purged"]
+    assert purged == [(watched.path.parent / "old").resolve()]
+
+
+def test_systemd_knows_the_round_and_no_name_of_a_site(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(name := str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        watched.after(0)
+        assert systemd.recv(1000) == b"STATUS=round 7; sites: 1 online, 1 refused"
 
 
 def test_a_disk_without_room_for_two_bodies_is_said(
