@@ -275,28 +275,42 @@ def receipt(
         )
 
 
-def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False) -> None:
-    """Show the site's name, words, certificate, experiments, last contact and what start waits for; asks nobody."""
+def status(
+    check: Annotated[
+        bool, typer.Option("--check", help="End with exit code 1 if a person is needed, for monitoring.")
+    ] = False,
+    folder: Folder = _FOLDER,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the site's name, words, certificate, experiments, last contact and what start waits for; asks nobody.
+
+    A person is needed where 'fedlens site start' does not run or waits for one, or had no contact with the server for
+    an hour, unless the server refuses connections, as between two runs.
+    """
     with reported(debug, as_json) as output:
         facts = _facts(folder)
         if as_json:
             output.json(facts)
-            return
-        states = facts.pop("experiments")
-        print_columns([(key, str(value)) for key, value in facts.items() if value])
-        lines = [f"experiment {name}: {state}" for name, state in states.items()]
-        say(*(lines or ["nobody has decided on an experiment"]))
+        else:
+            states = facts["experiments"]
+            shown = [(key, str(value)) for key, value in facts.items() if value and value is not states]
+            print_columns(shown)
+            lines = [f"experiment {name}: {state}" for name, state in states.items()]
+            say(*(lines or ["nobody has decided on an experiment"]))
+        if check and facts["alarm"]:
+            raise typer.Exit(1)
 
 
 def _facts(folder: Path) -> dict[str, Any]:
     """What `status` shows. Nothing that an approved experiment names is opened."""
+    from time import time
+
     from fedlens.base.errors import IdentityError
-    from fedlens.base.printable import printable
     from fedlens.identity.authority import day
-    from fedlens.identity.private_files import read_private
     from fedlens.identity.site_keys import SiteKeys
     from fedlens.site.leave import left_on
-    from fedlens.site.site_log import CONTACT, WAITING
+    from fedlens.site.site_log import SiteState
 
     keys = SiteKeys(_inside(folder))
     try:
@@ -304,8 +318,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         certificate, words = f"valid until {day(own.not_after)}", keys.words()
     except IdentityError as error:
         certificate, words = str(error), ""
-    contact, waiting = folder / CONTACT, folder / WAITING
-    left = left_on(folder)
+    state, left = SiteState.read(folder), left_on(folder)
     return {
         "site": keys.name,
         "federation": keys.federation,
@@ -316,10 +329,12 @@ def _facts(folder: Path) -> dict[str, Any]:
         "acceptance": ""
         if left
         else "accepted at the last contact"
-        if contact.exists()
+        if state.contact
         else "see: fedlens site check --network",
-        "last contact": day(contact.stat().st_mtime) if contact.exists() else "none",
-        "waits for": printable(read_private(waiting).decode(), line_feeds=False) if waiting.exists() else "",
+        "last contact": day(state.contact) if state.contact else "none",
+        "waits for": state.waits,
+        "no contact": state.trouble,
+        "alarm": "" if left else state.needs(time()),
         "experiments": _experiments(folder, left),
     }
 

@@ -83,6 +83,21 @@ def one_writer(folder: Path, wait: bool = True) -> Iterator[None]:
         yield
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process keeps others out of the folder; see `one_writer`. Writes nothing."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def service_passphrase() -> bytes | None:
     """The passphrase that systemd hands to a service as the credential `fedlens-passphrase`; None without one.
 

@@ -28,6 +28,10 @@ _SITE: dict[str, type] = {
 }
 
 
+class NotYetValid(IdentityError):
+    """By the clock of this machine, a certificate begins later."""
+
+
 class SiteKeys:
     """The keys of one site: `identity.pem`, `tls.pem` with its certificate, `root.pem`, and `site.json`.
 
@@ -119,7 +123,10 @@ class SiteKeys:
         return peer_of(der(certificates(self.folder / "tls.pem")[0]))
 
     def check_certificate(self, now: float) -> None:
-        """Raises `IdentityError` if the site's own certificate is not valid: a sentence before connecting."""
+        """Raises `IdentityError` if the site's own certificate is not valid: a sentence before connecting.
+
+        It is `NotYetValid` where the clock of the machine is behind.
+        """
         own = self.certificate()
         if now > own.not_after.timestamp():
             command = shell_command(
@@ -134,7 +141,7 @@ class SiteKeys:
             raise IdentityError(f"the certificate of {self.name} expired on {day(own.not_after)}", hint=hint)
         if now < own.not_before.timestamp():
             what = f"the certificate of {self.name} is valid from {day(own.not_before)}, and it is {day(now)} here"
-            raise IdentityError(what, hint="set the clock of this machine")
+            raise NotYetValid(what, hint="set the clock of this machine")
 
     def renewal_due(self, now: float) -> bool:
         """Whether to renew: in the last 30 days, and when the server has a newer issuer."""

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from fedlens.site.connection import Closed, ServerConnection, SiteRefused
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.operation_thread import OperationThread
 from fedlens.site.retention import SiteRun, purge_due, runs_in_log
+from fedlens.site.settings import SiteLimits
 from fedlens.site.site_log import SiteLog
 
 WAITED_FOR = frozenset({"pending", "suspended"})
@@ -65,20 +66,6 @@ class Proposed(Protocol):
         """Builds it over the roster; `sizes` are those of all clients by row."""
 
 
-@dataclass(frozen=True)
-class SiteLimits:
-    """What `site.toml` says: the fewest examples behind a number, bytes of the largest body, what is kept of runs.
-
-    `rules` is the SHA-256 of the file, and what it says, for the log.
-    """
-
-    min_examples: int = 1
-    most: int = 2**32
-    keep_days: int = 365
-    keep_sent: bool = False
-    rules: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass
 class _Experiment:
     """The server's last message of an experiment, and how far the site is with it.
@@ -96,6 +83,13 @@ class _Experiment:
     told: bool = False
     failed: bool = False
     opened: Opened | None = None
+
+    def needs(self) -> str:
+        """What a person has to do, as a sentence; empty for nothing."""
+        failed = self.failed or self.proposed is None
+        return self.waits or (
+            "the experiment cannot be computed here; log/site.jsonl says why" if failed else ""
+        )
 
     def excluded(self) -> str | None:
         """The word with which the server says that it does not ask this site."""
@@ -212,7 +206,7 @@ class Agent:
     async def _session(self) -> bool:
         """Works with the server; True if a run has ended, False if the site is to wait and try again."""
         self._sending = _Sending()
-        parts: list[Coroutine[Any, Any, None]] = [self._connection.beat(), self._send(), self._listen()]
+        parts = [self._connection.beat(), self._send(), self._listen(), self._purge_daily()]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -230,6 +224,14 @@ class Agent:
             await asyncio.gather(*tasks, return_exceptions=True)
         return True
 
+    async def _purge_daily(self) -> None:
+        """Removes what is due, also while the server is away, which may take months."""
+        while True:
+            if (now := self._clock()) - self._purged >= _DAY:
+                self._purged = now
+                await self._call(self._purge, now)
+            await self._sleep(_HOUR)
+
     # -- what the server sends ------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
@@ -238,11 +240,8 @@ class Agent:
             self._experiment.told = False
         await self._look()
         while True:
-            self._notes.waits("" if self._experiment is None else self._experiment.waits)
+            self._notes.waits("" if self._experiment is None else self._experiment.needs())
             await self._renew()
-            if (now := self._clock()) - self._purged >= _DAY:
-                self._purged = now
-                await self._call(self._purge, now)
             try:
                 received = await self._connection.next(sending.have | sending.refused)
                 if received is None:

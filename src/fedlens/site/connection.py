@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from errno import ECONNREFUSED
 from time import time
 from typing import TypeVar
 
@@ -22,10 +23,12 @@ import aiohttp
 
 from fedlens.base.errors import FedlensError, IdentityError, one_line, told
 from fedlens.core.wire.message import MOST_HEAD, PROTOCOL, Message, MessageError, check_body, read
-from fedlens.identity.site_keys import SiteKeys
+from fedlens.identity.site_keys import NotYetValid, SiteKeys
+from fedlens.site.site_log import OFF
 
 _PIECE = 2**18
 _MOST_ENROL = 65_536
+_NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL, which ssl does not name
 _ASK = "ask its operator for a new invitation"
 _T = TypeVar("_T")
 _REFUSALS: Mapping[str, tuple[str, str]] = {
@@ -272,7 +275,7 @@ class ServerConnection:
             async with self._request("POST", "/left", data=lambda _: notice):
                 return None
         except (aiohttp.ClientError, OSError, _Again) as error:
-            return f"{_sentence(error)}; between two runs no server listens"
+            return _sentence(error)
         except Closed:
             return "the server has an earlier version of fedlens"
         except FedlensError as error:
@@ -356,7 +359,10 @@ class ServerConnection:
     async def _connected(self) -> AsyncIterator[aiohttp.ClientSession]:
         """The connections of the newest certificate; those of the one before end with their last request."""
         # A sentence, where the server would only close the connection.
-        self._keys.check_certificate(self._clock())
+        try:
+            self._keys.check_certificate(self._clock())
+        except NotYetValid as error:  # a machine that has just started may get the time later
+            raise _Again(str(error)) from None
         session = self._session = self._session or _session(self._make_context())
         self._requests[session] += 1
         try:
@@ -414,13 +420,25 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "the server, or what is between, sent nothing for too long"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        if isinstance(error.certificate_error, ssl.SSLCertVerificationError) and (
+            error.certificate_error.verify_code == _NOT_YET_VALID
+        ):
+            return f"the certificate at {error.host}:{error.port} is not valid yet: set the clock of this machine"
         found = f"the certificate at {error.host}:{error.port} is not one of this federation"
         return f"{found} ({told(error.certificate_error)})"
     if isinstance(error, aiohttp.ClientHttpProxyError):
         if error.status == 407:
             return "the proxy asks for a name and a password; set https_proxy=http://NAME:PASSWORD@HOST:PORT"
-        return f"the proxy answers {error.status}"
+        away = f"; it cannot reach the server: {OFF}" if error.status in (502, 503, 504) else ""
+        return f"the proxy answers {error.status}{away}"
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        return f"cannot connect to the proxy {error.host}:{error.port}: {error.strerror or 'it is closed'}"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"{error.host} has no address here: {error.strerror or 'the name server does not know it'}"
     if isinstance(error, aiohttp.ClientConnectorError):
+        # One of several addresses that refuses is enough: the other may be of IPv6, which the site does not have.
+        if f"[Errno {ECONNREFUSED}]" in str(error.os_error):
+            return f"{error.host}:{error.port} refuses connections: {OFF}"
         return f"cannot connect to {error.host}:{error.port}: {error.strerror or 'it is closed'}"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "the server closed the connection"

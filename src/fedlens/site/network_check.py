@@ -142,8 +142,11 @@ def _connect(host: str, port: int) -> socket.socket:
         return socket.create_connection((host, port), timeout=_WAIT)
     except TimeoutError:
         what = f"port {port} of {host} does not answer within {_WAIT:g} s"
-    except OSError as error:
+    except ConnectionRefusedError as error:
         what = f"port {port} of {host} refuses connections: {error.strerror or error}"
+    except OSError as error:
+        what = f"port {port} of {host} cannot be reached: {error.strerror or error}"
+        raise _Failed("port", what, f"ask IT for a way to {host}, TCP port {port}") from None
     hint = (
         f"ask IT to allow outgoing connections to {host}, TCP port {port}, and the operator whether the server runs, "
         "which it need not between two runs"

@@ -34,6 +34,20 @@ from fedlens.settings.toml_lines import key_lines
 SITE_FILE = "site.toml"
 
 
+@dataclass(frozen=True)
+class SiteLimits:
+    """What `site.toml` says: the fewest examples behind a number, bytes of the largest body, what is kept of runs.
+
+    `rules` is the SHA-256 of the file, and what it says, for the log.
+    """
+
+    min_examples: int = 1
+    most: int = 2**32
+    keep_days: int = 365
+    keep_sent: bool = False
+    rules: Mapping[str, Any] = field(default_factory=dict)
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""The log file of a site: what happened, with the texts of errors, which leave the site nowhere else."""
+"""The log file of a site, with the texts of errors, which leave the site nowhere else; and what the site does now."""
 
 from __future__ import annotations
 
@@ -7,19 +7,84 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
 from fedlens.base.errors import RunFailed
+from fedlens.base.printable import printable
+from fedlens.base.systemd import show_status
 from fedlens.files.atomic_files import create, open_unlinked
-from fedlens.identity.private_files import private_folder, write_private
+from fedlens.identity.authority import day
+from fedlens.identity.private_files import in_use, private_folder, read_private, write_private
 
 CONTACT = "contact"
 """The file in the folder of a site whose time is that of the last contact with the server."""
 WAITING = "waiting"
 """The file in the folder of a site that says what `fedlens site start` waits for; none while it waits for nothing."""
+TROUBLE = "trouble"
+"""The file in the folder of a site that says why the server cannot be reached; none while it can."""
+OFF = "the server is off, as between two runs, or the port is wrong"
+"""How a sentence in `TROUBLE` ends that says so."""
 LARGEST = 2**23
 """Bytes of the file; then it is renamed to `site.1.jsonl`, in place of an earlier one."""
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """What the files of a site say of its `fedlens site start`.
+
+    Attributes:
+        runs: whether a process uses the folder.
+        contact: when the server was last heard of, in seconds since 1970; 0 for never.
+        waits: for what a person has to do, as a sentence; empty for nothing.
+        trouble: why the server cannot be reached; empty while it can.
+    """
+
+    runs: bool
+    contact: float
+    waits: str
+    trouble: str
+
+    @classmethod
+    def read(cls, folder: Path) -> SiteState:
+        """Reads it. What a killed process has left there does not count."""
+        runs, contact = in_use(folder), folder / CONTACT
+        paths = (folder / WAITING, folder / TROUBLE)
+        said = [
+            printable(read_private(path).decode(), line_feeds=False) if runs and path.exists() else ""
+            for path in paths
+        ]
+        return cls(runs, contact.stat().st_mtime if contact.exists() else 0.0, *said)
+
+    def lost(self) -> str:
+        """Since when there is no contact, and why."""
+        since = f"since {day(self.contact)}" if self.contact else "yet"
+        return f"no contact with the server {since}: {self.trouble or 'the process does not go on'}"
+
+    def needs(self, now: float) -> str:
+        """Why a person is needed, as a sentence; empty if nobody is, as while the server is off."""
+        if not self.runs:
+            return "'fedlens site start' does not run"
+        lost = now - self.contact > _HOUR and not self.trouble.endswith(OFF)
+        return self.waits or (self.lost() if lost else "")
+
+
+def keep_sentence(path: Path, sentence: str) -> None:
+    """Writes `WAITING` or `TROUBLE` in the folder of a site, or removes it, and shows the state of the site in systemd.
+
+    What a person has to do is not shown there, since it may name people.
+    """
+    with suppress(OSError, RunFailed):
+        if sentence:
+            write_private(path, sentence.encode())
+        else:
+            path.unlink(missing_ok=True)
+        state = SiteState.read(path.parent)
+        known = state.lost() if state.trouble else "in touch with the server"
+        show_status("waits for a person: see 'fedlens site status'" if state.waits else known)
 
 
 class SiteLog:
@@ -44,12 +109,8 @@ class SiteLog:
         """Keeps in the folder of the site what it waits for, where another command can show it; empty for nothing."""
         if sentence == self._waiting:
             return
-        self._waiting, path = sentence, self.path.parents[1] / WAITING
-        with suppress(OSError, RunFailed):
-            if sentence:
-                write_private(path, sentence.encode())
-            else:
-                path.unlink(missing_ok=True)
+        self._waiting = sentence
+        keep_sentence(self.path.parents[1] / WAITING, sentence)
 
     def note(self, kind: str, **values: str | int | float | None) -> None:
         """Appends a line. A disk that refuses it does not end the site: its answers are in another file."""

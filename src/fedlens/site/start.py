@@ -9,13 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedlens.base.errors import RunFailed
+from fedlens.base.systemd import show_status
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.site_keys import SiteKeys, client_context
-from fedlens.site.agent import Agent, SiteLimits
+from fedlens.site.agent import Agent
 from fedlens.site.connection import ServerConnection
 from fedlens.site.leave import left_on, refuse_left
-from fedlens.site.settings import SITE_FILE, SiteSettings
-from fedlens.site.site_log import CONTACT
+from fedlens.site.settings import SITE_FILE, SiteLimits, SiteSettings
+from fedlens.site.site_log import CONTACT, TROUBLE, keep_sentence
 from fedlens.site.workplace import Proposal
 
 _TICK = 0.5  # seconds between two looks at the folder
@@ -37,16 +38,24 @@ def agent_of(
     """
     refuse_left(folder)
     settings, keys = SiteSettings.read(folder / SITE_FILE), SiteKeys(folder / "keys", passphrase)
-    most, said = settings.compute.max_message * 2**20, [""]
+    most = settings.compute.max_message * 2**20
+    said: str | None = None  # an earlier process may have left a trouble
 
     def trouble(sentence: str) -> None:
-        if sentence != said[0] and not agent.resting:  # a server that is away fails every few seconds
-            said[0] = sentence
+        nonlocal said
+        if sentence == said:  # a server that is away fails every few seconds
+            return
+        said = sentence
+        keep_sentence(folder / TROUBLE, sentence)
+        if not agent.resting:
             say(f"the server cannot be reached, and is tried again: {sentence}")
 
     def heard() -> None:
-        said[0] = ""  # the next trouble is a new one
+        nonlocal said
         (folder / CONTACT).touch(0o600)
+        if said != "":  # the next trouble is a new one
+            said = ""
+            keep_sentence(folder / TROUBLE, "")
 
     connection = ServerConnection(
         keys, lambda: client_context(keys.folder, passphrase), most, trouble, heard=heard
@@ -86,7 +95,10 @@ def work(agent: Agent, folder: Path, settings: SiteSettings) -> bool:
             await agent.run()
         return ended.done() and ended.result()
 
-    return asyncio.run(until_stopped())
+    try:
+        return asyncio.run(until_stopped())
+    finally:
+        show_status("ended")
 
 
 async def _until_ended(folder: Path, settings: SiteSettings) -> bool:

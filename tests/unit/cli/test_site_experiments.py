@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -23,16 +24,17 @@ from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.engines.links.https import HttpsLink
 from fedlens.identity.authority import day
 from fedlens.identity.federation_folder import FederationFolder
-from fedlens.identity.private_files import one_writer
+from fedlens.identity.private_files import one_writer, write_private
 from fedlens.identity.signing import SignedFields
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site import proposed_experiment
 from fedlens.site.agent import Agent
 from fedlens.site.contract import site_part
 from fedlens.site.leave import come_back
+from fedlens.site.leave import leave as leave_folder
 from fedlens.site.log_export import AskedLog
 from fedlens.site.settings import SITE_FILE
-from fedlens.site.site_log import CONTACT, SiteLog
+from fedlens.site.site_log import CONTACT, OFF, TROUBLE, SiteLog
 from fedlens.site.start import agent_of
 from tests.link_kit import blobs
 from tests.unit.cli.commands import ran, refused, runner
@@ -281,6 +283,60 @@ def test_after_a_run_nobody_is_told_that_the_server_is_away(
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("abstract", [False, True])
+def test_status_and_systemd_say_what_a_site_does(
+    site: SiteKeys, monkeypatch: pytest.MonkeyPatch, abstract: bool
+) -> None:
+    heard, troubles = list[Callable[[], None]](), list[Callable[[str], None]]()
+
+    def connection(*given: Any, **options: Any) -> None:
+        heard.append(options["heard"])
+        troubles.append(given[3])
+
+    def alarm() -> str:
+        answer = runner.invoke(app, ["site", "status", "--check", "--json"])
+        facts = json.loads(answer.stdout)
+        assert answer.exit_code == bool(facts["alarm"])
+        return str(facts["alarm"])
+
+    monkeypatch.setattr("fedlens.site.start.ServerConnection", connection)
+    name = f"fedlens-test-{os.getpid()}" if abstract else str(Path("notify").absolute())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{name}" if abstract else name)
+        systemd.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}" if abstract else name)
+        write_private(FOLDER / TROUBLE, b"of an earlier process")
+        agent_of(FOLDER, lambda line: None)
+        with one_writer(FOLDER):
+            heard[0]()
+            assert (systemd.recv(1000), alarm()) == (b"STATUS=in touch with the server", "")
+            (log := SiteLog(FOLDER / "log")).waits("rejected by Dr. Who")
+            assert systemd.recv(1000) == b"STATUS=waits for a person: see 'fedlens site status'"
+            assert alarm() == "rejected by Dr. Who"
+            log.waits("")
+            systemd.recv(1000)
+            os.utime(FOLDER / CONTACT, (0, long_ago := time.time() - 7200))
+            since = f"no contact with the server since {day(long_ago)}: "
+            troubles[0](f"it refuses connections: {OFF}")
+            assert (systemd.recv(1000), alarm()) == (
+                f"STATUS={since}it refuses connections: {OFF}".encode(),
+                "",
+            )
+            assert f"no contact    it refuses connections: {OFF}\n" in ran("site", "status")
+            troubles[0]("it hangs")
+            assert (systemd.recv(1000), alarm()) == (f"STATUS={since}it hangs".encode(), f"{since}it hangs")
+            os.utime(FOLDER / CONTACT, (0, time.time() - 600))
+            assert not alarm()  # not yet
+            heard[0]()
+            assert (systemd.recv(1000), alarm()) == (b"STATUS=in touch with the server", "")
+            log.waits("an experiment waits")
+            assert "waits for     an experiment waits\n" in ran("site", "status")
+    assert alarm() == "'fedlens site start' does not run"  # it was killed, and left `waiting`
+    assert json.loads(ran("site", "status", "--json"))["waits for"] == ""
+    leave_folder(FOLDER)
+    assert not alarm()
+
+
 @pytest.mark.parametrize("text", ["[data]\ndataset = 'digits'\n", "not = [toml"])
 def test_a_changed_site_file_ends_a_start_also_while_the_server_is_away(
     server: Server, site: SiteKeys, text: str, monkeypatch: pytest.MonkeyPatch
@@ -395,8 +451,6 @@ def test_a_site_works_until_the_run_has_ended_or_it_is_revoked(
     assert f"the experiment {digest[:12]} waits for: fedlens site review" in said
     assert "the run run has finished" in said
     assert json.loads(ran("site", "status", "--json"))["waits for"] == ""
-    SiteLog(FOLDER / "log").waits("an experiment waits")
-    assert "waits for     an experiment waits\n" in ran("site", "status")
     assert "nobody has decided on an experiment" in ran("site", "status")
     ran("site", "review", "--approve", digest)
     contact = FOLDER / CONTACT

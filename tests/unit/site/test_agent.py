@@ -341,7 +341,7 @@ def test_a_state_goes_on_from_round_to_round_and_over_a_restart(site: Site) -> N
     site.play(second)
 
 
-def test_a_run_that_is_due_is_purged_while_the_site_works(site: Site) -> None:
+def test_a_run_that_is_due_is_purged_while_the_server_is_away(site: Site) -> None:
     site.limits = SiteLimits(keep_days=30)
     kept = site.folder / "states"
 
@@ -351,6 +351,12 @@ def test_a_run_that_is_due_is_purged_while_the_site_works(site: Site) -> None:
         site.clock += 29 * 86_400.0
 
     async def second(server: Server) -> None:
+        async def away() -> None:
+            await asyncio.Event().wait()
+
+        server.experiment = away  # type: ignore[method-assign]
+        for _ in range(50):
+            await asyncio.sleep(0.001)
         assert list(kept.glob("*.safetensors"))
         site.clock += 2 * 86_400.0
         await server.until(lambda: not list(kept.glob("*.safetensors")))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import io
+import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from errno import ECONNREFUSED
 from pathlib import Path
 from types import SimpleNamespace
 
+import aiohttp
 import pytest
 import torch
+from aiohttp.client_reqrep import ConnectionKey
 
 from fedlens.core.wire.message import Caps, MessageError, read, read_payload, write_payload
 from fedlens.identity.authority import DAY, issue
@@ -18,6 +22,7 @@ from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.signing import signed_bytes
 from fedlens.site.answers_log import AskRefused, check_approved
+from fedlens.site.site_log import OFF
 from tests.link_kit import At, Federation, Proxy, answer_to, blobs, within
 from tests.unit.identity.federation_kit import HOST, NOW, ROOT, issuer_of
 from tests.unit.site.test_network_check import answering
@@ -114,6 +119,78 @@ def test_nothing_more_is_sent_once_a_check_before_a_try_raises(
 
     within(agent)
     assert tries == (["PUT", "HEAD"] if message == "answer" else ["PUT"])
+
+
+def _cannot(kind: type[aiohttp.ClientConnectorError], cause: OSError) -> aiohttp.ClientConnectorError:
+    return kind(KEY, cause)
+
+
+KEY = ConnectionKey("fed", 443, True, True, None, None, None)
+REFUSED = ConnectionRefusedError(ECONNREFUSED, "Connect call failed ('10.0.0.1', 443)")
+BOTH = OSError(f"Multiple exceptions: [Errno 101] Network is unreachable, {REFUSED}")
+NAME = OSError(-2, "Name or service not known")
+EARLY = ssl.SSLCertVerificationError("not yet valid")
+EARLY.verify_code = 9
+PROXY = SimpleNamespace(real_url="https://fed/")
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "off"),
+    [
+        (_cannot(aiohttp.ClientConnectorError, REFUSED), "fed:443 refuses connections", True),
+        (_cannot(aiohttp.ClientConnectorError, BOTH), "fed:443 refuses connections", True),
+        (
+            _cannot(aiohttp.ClientConnectorError, OSError(101, "unreachable")),
+            "cannot connect to fed:443",
+            False,
+        ),
+        (_cannot(aiohttp.ClientConnectorDNSError, NAME), "fed has no address here: Name or", False),
+        (_cannot(aiohttp.ClientProxyConnectionError, REFUSED), "cannot connect to the proxy fed:443", False),
+        (aiohttp.ClientHttpProxyError(PROXY, (), status=503), "the proxy answers 503; it cannot", True),  # type: ignore[arg-type]
+        (aiohttp.ClientHttpProxyError(PROXY, (), status=403), "the proxy answers 403", False),  # type: ignore[arg-type]
+        (aiohttp.ClientConnectorCertificateError(KEY, EARLY), "set the clock of this machine", False),
+    ],
+)
+def test_a_server_that_is_off_is_told_from_a_broken_network(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str, off: bool
+) -> None:
+    tries = iter([error])
+
+    @asynccontextmanager
+    async def request(*given: object) -> AsyncIterator[None]:
+        for each in tries:
+            raise each
+        yield None
+
+    with federation.link():
+        at = At(federation.site("ward-a"))
+
+    async def agent() -> None:
+        async with at as connection:
+            monkeypatch.setattr(connection, "_request", request)
+            with suppress(TypeError):  # of the second try, which has no response
+                await connection.next([])
+
+    within(agent)
+    [trouble] = at.troubles
+    assert said in trouble
+    assert trouble.endswith(OFF) == off
+
+
+def test_a_clock_that_is_behind_does_not_end_a_site(federation: Federation) -> None:
+    times, ask = iter([NOW - DAY]), federation.ask()
+    with federation.link() as link:
+        at = At(federation.site("ward-a"), options={"clock": lambda: next(times, NOW)})
+        link.send("ward-a", ask, {})
+
+        async def agent() -> None:
+            async with at as connection:
+                assert await connection.next([]) is not None
+
+        within(agent)
+    [trouble] = at.troubles
+    assert "is valid from" in trouble
+    assert "set the clock of this machine" in trouble
 
 
 @contextmanager

@@ -98,6 +98,16 @@ def test_a_closed_port(kit: Federation) -> None:
     )
 
 
+def test_a_network_without_a_way(kit: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    keys = kit.site("ward-a")
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    assert "cannot be reached: Network is unreachable" in (step := failed(keys)).what
+    assert "operator" not in step.hint
+
+
 @pytest.mark.parametrize(
     ("reply", "what"),
     [
