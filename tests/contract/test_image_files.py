@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import RunDirectoryError
-from tests.contract.contract_kit import Stopping, outcome
+from tests.contract.contract_kit import Stopping, nightly_but, outcome
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -42,19 +42,22 @@ def experiment(folder: Path, cache: float, engine: str = "inline") -> Experiment
     )
 
 
+@pytest.mark.parametrize(
+    "shared", [["some"], pytest.param(["all", "none"], marks=pytest.mark.nightly)], ids=["some", "others"]
+)
 def test_however_much_is_kept_on_whatever_engine_the_numbers_are_the_same(
-    folder: Path, tmp_path: Path
+    shared: list[str], folder: Path, tmp_path: Path
 ) -> None:
     runs = [
-        experiment(folder, cache, engine).run(tmp_path / f"{name}-{engine}")
-        for name, cache in CACHES.items()
-        for engine in ("inline", "processes")
+        experiment(folder, CACHES[name], engine).run(tmp_path / f"{name}-{engine}")
+        for engine, names in (("inline", CACHES), ("processes", shared))
+        for name in names
     ]
     assert runs[0].metrics[-1]["test_accuracy"] == 1.0
     assert all(outcome(run) == outcome(runs[0]) for run in runs[1:])
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", nightly_but({"some"}, CACHES))
 def test_a_run_goes_on_over_the_same_files_only(folder: Path, tmp_path: Path, cache: str) -> None:
     whole = experiment(folder, CACHES[cache]).run(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):

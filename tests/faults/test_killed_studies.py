@@ -38,7 +38,7 @@ first = 2
 WALL = ("seconds", "elapsed", "cpu_seconds")
 
 
-def study(folder: Path, rounds: int = 20) -> None:
+def study(folder: Path, rounds: int = 6) -> None:
     (folder / "study.toml").write_text(STUDY.format(rounds=rounds), encoding="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -136,7 +137,7 @@ def ended(path: Path) -> dict[str, Any]:
     """All that two runs must share, to the bit, whatever they had room for in memory."""
     found = outcome(path)
     del found["state"], found["tensors"], found["checkpoints"]  # where states lie, and when it was stopped
-    del found["summary"]["engine"]
+    del found["summary"]["engine"], found["summary"]["algorithm"]  # which has the folder of own.py
     structure, tensors = encode({str(client): state for client, state in sorted(states(path).items())})
     return {**found, "states": json.dumps(structure), "bits": model_digest.weights_digest(tensors)}
 
@@ -196,13 +197,22 @@ def test_a_disk_that_has_no_room_for_a_state(tmp_path: Path) -> None:
     check_files(tmp_path / "broken")
 
 
-@pytest.fixture
-def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """How the run ends that has room for everything."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    experiment(folder, memory=1024, seconds=3600)
+    with contextlib.chdir(folder):
+        Experiment.load("run.toml").run("whole")
+        return ended(folder / "whole")
+
+
+@pytest.fixture
+def whole(undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The same, in a folder where the run can be made again."""
     monkeypatch.chdir(tmp_path)
     experiment(tmp_path, memory=1024, seconds=3600)
-    Experiment.load("run.toml").run("whole")
-    return ended(tmp_path / "whole")
+    return undisturbed
 
 
 def stopped(name: str, round: int, *settings: str) -> Path:
