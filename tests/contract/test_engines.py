@@ -42,8 +42,8 @@ def workers(count: int, threads: int = 1) -> dict:
     return {"name": "processes", "workers": count, "threads": threads}
 
 
-# In ci those of CHOSEN whose bits on two workers no other test of this file compares.
-ELSEWHERE = {"scaffold", "feddane", "fedbn", "remembering", "centralized"}
+# In ci those of CHOSEN whose bits on two workers no other test of this file compares; of the solvers, liadmm's.
+ELSEWHERE = {"scaffold", "feddane", "fedbn", "remembering", "centralized", "ceadmm"}
 PAIRS = [
     pytest.param(
         algorithm, partition, marks=[] if algorithm in {*CHOSEN} - ELSEWHERE else [pytest.mark.nightly]
@@ -182,7 +182,7 @@ def test_16_bits_are_the_same_bits_on_every_engine(tmp_path) -> None:
     assert outcome(runs[0]) == outcome(runs[1]) == outcome(runs[2])
 
 
-@pytest.mark.parametrize("model", ["mlp", "small-cnn"])
+@pytest.mark.parametrize("model", nightly_but({"small-cnn"}, ["mlp", "small-cnn"]))
 def test_clients_together_compute_in_16_bits_too(model: str, tmp_path) -> None:
     """What the rounds come to differs from one after the other by little of itself, and repeats to the bit."""
     changes = {"model": model, "rounds": 2}
