@@ -305,7 +305,7 @@ def retention(
 ) -> None:
     """Set for how many days after its last event the server keeps a run's checkpoints, states, recordings and journal.
 
-    'fedlens serve' purges what is due when it starts, and 'fedlens purge --federation DIR' at any time. Sites approve
+    'fedlens serve' purges what is due while it runs, and 'fedlens purge --federation DIR' at any time. Sites approve
     the days: a run is never kept for more than it was served with, and approvals lapse if the next start has more.
     """
     with reported(debug):
