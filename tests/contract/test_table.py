@@ -80,7 +80,7 @@ def easy(partition: str) -> Experiment:
     data = {"dataset": SCATTERED, "partition": MORE_PARTITIONS[partition]}
     local = {"lr": 0.1, "epochs": 2, "batch_size": 10}
     return Experiment(
-        **settings(rounds=4, model="small-cnn", data=data, local=local, select={"fraction": 1.0})
+        **settings(rounds=6, model="small-cnn", data=data, local=local, select={"fraction": 1.0})
     )
 
 
