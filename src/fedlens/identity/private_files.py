@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -72,6 +73,8 @@ def one_writer(folder: Path, wait: bool = True) -> Iterator[None]:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             held.callback(os.close, descriptor)
+            if not wait and _locked(descriptor, fcntl.LOCK_EX):
+                time.sleep(0.1)  # `in_use` has the lock for the moment in which it asks
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(descriptor, b"%-*d" % (_NUMBER, os.getpid()), 0)
         except BlockingIOError:
@@ -90,11 +93,17 @@ def in_use(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return _locked(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Whether another one has the lock; if not, this descriptor has it now."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     return False
 
 

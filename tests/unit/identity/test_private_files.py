@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import threading
@@ -14,6 +15,7 @@ from fedlens.identity.authority import DAY, host_name
 from fedlens.identity.federation_folder import FederationFolder, NotAdmitted
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.private_files import (
+    in_use,
     one_writer,
     private_folder,
     read_private,
@@ -163,3 +165,21 @@ def test_a_host_is_a_name_or_an_address(host: str) -> None:
         host_name(host)
     for good in ("fed.example.org", "192.0.2.1", "2001:db8::1", "localhost"):
         host_name(good)
+
+
+def test_who_only_asks_whether_a_folder_is_in_use_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with one_writer(tmp_path, wait=False):
+        assert in_use(tmp_path)
+        with (
+            pytest.raises(IdentityError, match="another process uses the folder"),
+            one_writer(tmp_path, wait=False),
+        ):
+            pass
+    assert not in_use(tmp_path)
+    asking = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    monkeypatch.setattr("fedlens.identity.private_files.time.sleep", lambda seconds: os.close(asking))
+    with one_writer(tmp_path, wait=False):
+        assert in_use(tmp_path)
