@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fedlens.site.network_check import Step
 
 
+_ENDING = 14 * 86_400.0  # seconds that a certificate should last at least; the last 30 days renew it
+
+
 def join(
     invitation: Annotated[
         Path,
@@ -257,6 +260,9 @@ def receipt(
         from fedlens.identity.site_keys import SiteKeys
 
         if proposal is None:
+            if not folder.is_dir():
+                hint = "on another machine give --proposal, an export of 'fedlens site review'"
+                raise ConfigError(f"{folder} is not the folder of a site", hint=hint)
             keys = SiteKeys(_inside(folder))
             root, name, source = keys.root, keys.name, folder
         else:
@@ -312,12 +318,14 @@ def _facts(folder: Path) -> dict[str, Any]:
     from fedlens.site.leave import left_on
     from fedlens.site.site_log import SiteState
 
-    keys = SiteKeys(_inside(folder))
+    keys, now, ending = SiteKeys(_inside(folder)), time(), ""
     try:
         own = keys.certificate()
         certificate, words = f"valid until {day(own.not_after)}", keys.words()
+        if own.not_after.timestamp() - now < _ENDING:
+            ending = f"the certificate is {certificate}: ask the operator to run the server, which renews it"
     except IdentityError as error:
-        certificate, words = str(error), ""
+        certificate, words, ending = str(error), "", str(error)
     state, left = SiteState.read(folder), left_on(folder)
     return {
         "site": keys.name,
@@ -334,7 +342,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "last contact": day(state.contact) if state.contact else "none",
         "waits for": state.waits,
         "no contact": state.trouble,
-        "alarm": "" if left else state.needs(time()),
+        "alarm": "" if left else state.needs(now) or ending,
         "experiments": _experiments(folder, left),
     }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.display.output import reported, say
+from fedlens.cli.display.output import complain, reported, say
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.passphrases import PassphraseFile, key_passphrase, new_passphrase
 
@@ -46,6 +46,7 @@ def review(
 ) -> None:
     """Show the experiment that the server proposes, as text; nothing that it names is opened or imported.
 
+    The server has to run, except for --import of a rejection.
     The site computes it only after --approve with its digest. Another setting, run, site or end date needs another
     approval. The exit code is 0 also for one that waits or that site.toml refuses: --json has "missing".
     """
@@ -58,9 +59,14 @@ def review(
         from fedlens.site.proposed_experiment import proposed_experiment
 
         keys = SiteKeys(joined_folder(folder))
-        passphrase = key_passphrase(keys.folder / "identity.pem", passphrase_file)
-        proposed = proposed_experiment(folder, passphrase)
         _check_choice(approve, reject, export, decision)
+        if decision is not None and (rejected := _rejected_elsewhere(folder, decision)) is not None:
+            output.json({"experiment": None, "approved": False, "missing": rejected[0]}) if as_json else say(
+                *rejected
+            )
+            return
+        passphrase = key_passphrase(keys.folder / "identity.pem", passphrase_file)
+        proposed = proposed_experiment(folder, passphrase, say=lambda trouble: complain("note", trouble))
         if proposed is None and (approve or reject or export or decision):
             raise ConfigError(
                 "the server has no experiment for this site now", hint="wait until it proposes one"
@@ -181,12 +187,30 @@ def _last_lines(proposed: Review, command: str) -> list[str]:
     return ["", f"to approve it: {command}"]
 
 
+def _rejected_elsewhere(folder: Path, path: Path) -> list[str] | None:
+    """Keeps the decision in a file if it is a rejection, and says so; None for an approval. Needs no server."""
+    from time import time
+
+    from fedlens.site.approvals import Approvals
+    from fedlens.site.review import Review
+    from fedlens.site.settings import SITE_FILE, SiteSettings
+
+    decision = Review.decision_in(path)
+    if decision.approves:
+        return None
+    approvals = Approvals.of(folder, SiteSettings.read(folder / SITE_FILE))
+    approvals.keep_rejection(decision)
+    experiment = decision.matter.experiment
+    return [approvals.last_missing(experiment, time()) or "", f"kept: the rejection of {experiment}"]
+
+
 def _made_key(key: Path, passphrase_file: Path | None) -> list[str]:
     """Makes the key of a reviewer; its line for site.toml, where it lies, and what a stolen one allows."""
     import base64
 
     from fedlens.identity.keys import KeyPair
     from fedlens.identity.private_files import write_private
+    from fedlens.site.approvals import reviewer_number
 
     made, passphrase = KeyPair.make(), new_passphrase(key, False, passphrase_file)
     write_private(key, made.pem(passphrase))
@@ -194,6 +218,7 @@ def _made_key(key: Path, passphrase_file: Path | None) -> list[str]:
     return [
         f'{key.stem} = "{base64.b64encode(made.public).decode()}"',
         f"{key} is the private key, of mode 0600, {locked}.",
+        f"The log of the site names it as reviewer {reviewer_number(made.public)}.",
         f"Who steals it can approve as {key.stem}: then remove the line from [reviewers] at the site.",
     ]
 

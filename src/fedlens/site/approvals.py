@@ -135,8 +135,8 @@ class Decision:
 
     @property
     def by(self) -> str:
-        """The first digits of the fingerprint of the reviewer's key."""
-        return fingerprint_of(self.reviewer).hex()[:16]
+        """The reviewer's key in the log; see `reviewer_number`."""
+        return reviewer_number(self.reviewer)
 
     def to_bytes(self) -> bytes:
         """The file of the decision."""
@@ -172,6 +172,11 @@ class Decision:
 
     def _text(self) -> str:
         return json.dumps(self._plain(), sort_keys=True, separators=(",", ":"))
+
+
+def reviewer_number(key: bytes) -> str:
+    """The first digits of the fingerprint of a reviewer's public key (DER), by which the log names it."""
+    return fingerprint_of(key).hex()[:16]
 
 
 def matter_of(value: Any) -> Matter:
@@ -244,26 +249,38 @@ class Approvals:
             terms.until, terms.agreement, terms.keep_days, terms.fingerprints, files, self.settings.bound(),
         )  # fmt: skip
 
-    def put(self, decision: Decision, contract: Contract) -> Path:
+    def put(self, decision: Decision, contract: Contract | None) -> Path:
         """Keeps a decision and its line in the log, in place of an earlier one of the same reviewer; returns its path.
 
-        Raises `ConfigError` if the key is not that of a reviewer.
+        With the contract it keeps the text of the experiment too. Raises `ConfigError` if the key is no reviewer's.
         """
         line: dict[str, Any] = {
             "by": self._reviewer(decision),
             "reviewer": decision.by,
             "decision": decision.digest,
         }
-        line |= {"experiment": contract.digest, "run": decision.matter.run, "time": int(time())}
+        experiment = decision.matter.experiment
+        line |= {"experiment": experiment, "run": decision.matter.run, "time": int(time())}
         if decision.approves:  # nothing is computed without the line
             note_decision(self.folder, {"kind": "approved", **line})
-        note = private_folder(self.folder / "approved") / f"{contract.digest}.toml"
-        path = private_folder(note.with_suffix("")) / f"{decision.by}.json"
+        path = private_folder(private_folder(self.folder / "approved") / experiment) / f"{decision.by}.json"
         write_private(path, decision.to_bytes())
-        write_private(note, contract.text.encode())
+        if contract is not None:
+            write_private(path.parent.with_suffix(".toml"), contract.text.encode())
         if not decision.approves:  # which ends a run at once
             note_decision(self.folder, {"kind": "rejected", "reason": decision.reason, **line})
         return path
+
+    def keep_rejection(self, decision: Decision) -> None:
+        """Keeps a rejection that was made on another machine, whatever the server proposes now.
+
+        Raises `ConfigError` for one of another site, of a stranger, or that is not the reviewer's last decision.
+        """
+        here = replace(decision.matter, root=hashlib.sha256(self.root).hexdigest(), site=self.site)
+        if (other := decision.matter.foreign(here)) is not None:
+            raise ConfigError(other, hint="let the reviewer decide on an export of this site")
+        self.check_import(decision)
+        self.put(decision, None)
 
     def check_import(self, decision: Decision) -> None:
         """Raises `ConfigError` for an older decision than the reviewer's last one in the log.

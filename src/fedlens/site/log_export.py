@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,9 +116,12 @@ class AskedLog:
         asks = self.asks[-_SHOWN:]
         runs: dict[str, dict[str, Any]] = {}
         for line in asks:
-            run = runs.setdefault(line["run"], {"rows": [], "bytes": 0, "approved": ""})
+            run = runs.setdefault(line["run"], {"rows": [], "bytes": 0, "approved": "", "sums": {}})
             run["rows"].append({**line, "when": day(line["time"])})
             run["bytes"], run["approved"] = run["bytes"] + line["bytes"], line["approved"] or run["approved"]
+            if line["bytes"]:
+                answers, sent = run["sums"].get(line["operation"], (0, 0))
+                run["sums"][line["operation"]] = answers + 1, sent + line["bytes"]
         fields = {line["fields"]: line["listed"] for line in asks if line["listed"]}
         told = [each for each in self.told if each.get("kind", "experiment") != "experiment"]
         context = {
@@ -237,7 +241,16 @@ def _about(event: Mapping[str, Any]) -> str:
         *(("listed", "bytes") if "listed" in event else ()),
     ]
     told = sorted(event.items(), key=lambda item: item[0] not in ("by", "reason"))
-    return ", ".join(f"{name} {value}" for name, value in told if name not in left_out)
+    return ", ".join(f"{name} {_said(value)}" for name, value in told if name not in left_out)
+
+
+def _said(value: Any) -> str:
+    """A value, and a table of `site.toml` as that file writes it, in one line."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    return (
+        f"{{{', '.join(f'{name} = {json.dumps(each, ensure_ascii=False)}' for name, each in value.items())}}}"
+    )
 
 
 def _plain(value: Any) -> str:

@@ -23,6 +23,7 @@ from fedlens.identity.authority import day
 from fedlens.identity.site_keys import SiteKeys, client_context
 from fedlens.identity.tls import FederationContext, peer_name
 from fedlens.site.connection import SiteRefused
+from fedlens.site.site_log import OFF
 
 _WAIT = 15.0  # seconds for one step
 _MOST_CLOCK = 300.0  # seconds by which the two clocks may differ
@@ -79,8 +80,8 @@ def _steps(keys: SiteKeys, passphrase: bytes | None, clock: Callable[[], float])
     proxy = proxy_for(keys.host)
     host, port = (proxy.hostname or "", proxy.port or 80) if proxy else (keys.host, keys.port)
     addresses = _addresses(host, port, "the proxy" if proxy else "the server")
-    yield Step("name", True, f"{host} is {', '.join(addresses)}")
-    _connect(host, port).close()
+    yield Step("name", True, f"{'the proxy ' if proxy else ''}{host} is {', '.join(addresses)}")
+    _connect(host, port, bool(proxy)).close()
     yield Step("port", True, f"port {port} of {host} is open")
     if proxy:
         _tunnel(keys, proxy).close()
@@ -132,21 +133,25 @@ def _addresses(host: str, port: int, thing: str) -> list[str]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         what = f"{host}, the name of {thing}, has no address: {error.strerror or error}"
-        hint = "compare it with the invitation, and ask whether the name server of this network knows it"
+        told = "https_proxy" if thing == "the proxy" else "the invitation"
+        hint = f"compare it with {told}, and ask whether the name server of this network knows it"
         raise _Failed("name", what, hint) from None
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
-def _connect(host: str, port: int) -> socket.socket:
+def _connect(host: str, port: int, proxy: bool = False) -> socket.socket:
+    place = f"the proxy {host}:{port}" if proxy else f"port {port} of {host}"
     try:
         return socket.create_connection((host, port), timeout=_WAIT)
     except TimeoutError:
-        what = f"port {port} of {host} does not answer within {_WAIT:g} s"
+        what = f"{place} does not answer within {_WAIT:g} s"
     except ConnectionRefusedError as error:
-        what = f"port {port} of {host} refuses connections: {error.strerror or error}"
+        what = f"{place} refuses connections: {error.strerror or error}"
     except OSError as error:
-        what = f"port {port} of {host} cannot be reached: {error.strerror or error}"
+        what = f"{place} cannot be reached: {error.strerror or error}"
         raise _Failed("port", what, f"ask IT for a way to {host}, TCP port {port}") from None
+    if proxy:
+        raise _Failed("port", what, "compare it with https_proxy, and ask IT whether the proxy runs")
     hint = (
         f"ask IT to allow outgoing connections to {host}, TCP port {port}, and the operator whether the server runs, "
         "which it need not between two runs"
@@ -156,7 +161,7 @@ def _connect(host: str, port: int) -> socket.socket:
 
 def _tunnel(keys: SiteKeys, proxy: SplitResult) -> socket.socket:
     """A connection through the proxy. Raises `_Failed`."""
-    raw = _connect(proxy.hostname or "", proxy.port or 80)
+    raw = _connect(proxy.hostname or "", proxy.port or 80, True)
     target = f"[{keys.host}]:{keys.port}" if ":" in keys.host else f"{keys.host}:{keys.port}"
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     if proxy.username is not None:
@@ -188,6 +193,9 @@ def _tunnel(keys: SiteKeys, proxy: SplitResult) -> socket.socket:
         raise _Failed(
             "proxy", f"the proxy asks for {' or '.join(offered)}, which fedlens does not speak", hint
         )
+    if status in ("502", "503", "504"):
+        hint = "ask the operator whether the server runs, which it need not between two runs"
+        raise _Failed("proxy", f"the proxy answers {status}; it cannot reach {target}: {OFF}", hint)
     hint = f"ask IT to allow CONNECT to {target} without inspection of TLS"
     raise _Failed("proxy", f"the proxy refuses {target}: it answers {one_line(status)}", hint)
 

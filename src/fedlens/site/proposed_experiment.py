@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from fedlens.base.errors import FedlensError
@@ -19,7 +20,10 @@ from fedlens.site.site_log import CONTACT
 
 
 def proposed_experiment(
-    folder: Path, passphrase: bytes | None = None, seconds: float = 60.0
+    folder: Path,
+    passphrase: bytes | None = None,
+    seconds: float = 60.0,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Review | None:
     """What the server proposes now; None if it has no experiment. Nothing that it names is opened or imported.
 
@@ -27,19 +31,25 @@ def proposed_experiment(
         folder: that of the site.
         passphrase: of the keys, if they are encrypted.
         seconds: how long to wait for the server.
+        say: gets a sentence when the server does not answer at once.
 
     Raises `FedlensError` if the server cannot be reached or does not serve this site, and `ConfigError` for an
     experiment that sites refuse.
     """
     settings, keys = SiteSettings.read(folder / SITE_FILE), SiteKeys(folder / "keys", passphrase)
-    most, troubles = settings.compute.max_message * 2**20, ["it does not answer"]
+    most, troubles = settings.compute.max_message * 2**20, list[str]()
+
+    def failed(trouble: str) -> None:
+        if not troubles:
+            say(f"tried again for {seconds:g} s: {trouble}")
+        troubles.append(trouble)
 
     async def fetch() -> Message | None:
         connection = ServerConnection(
             keys,
             lambda: client_context(keys.folder, passphrase),
             most,
-            troubles.append,
+            failed,
             heard=lambda: (folder / CONTACT).touch(0o600),
         )
         try:
@@ -49,7 +59,9 @@ def proposed_experiment(
             hint = "'fedlens site check --network' says which step fails"
             where = f"{keys.host}:{keys.port}"
             raise FedlensError(
-                f"the server cannot be reached: {troubles[-1]}", where=where, hint=hint
+                f"the server cannot be reached: {troubles[-1] if troubles else 'it does not answer'}",
+                where=where,
+                hint=hint,
             ) from None
         finally:
             await connection.close()

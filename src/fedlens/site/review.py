@@ -27,12 +27,12 @@ from fedlens.core.wire.terms import ExperimentTerms, is_digest
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.authority import check_name, day, read_root
 from fedlens.identity.fingerprint import fingerprint_words
-from fedlens.identity.keys import KeyPair, fingerprint_of
+from fedlens.identity.keys import KeyPair
 from fedlens.identity.private_files import read_private
 from fedlens.models.weights_setting import NONE
 from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
 from fedlens.settings.plan import Plan
-from fedlens.site.approvals import Approvals, Decision, Matter
+from fedlens.site.approvals import Approvals, Decision, Matter, reviewer_number
 from fedlens.site.contract import Contract, read_contract
 from fedlens.site.local_data import COUNTED, exclusion_list
 from fedlens.site.policy import refusals, refuse, refused, work_of
@@ -293,7 +293,8 @@ class Review:
         self.approvals.check_import(decision)
         self.approvals.put(decision, self.contract)
 
-    def decision_in(self, path: Path) -> Decision:
+    @staticmethod
+    def decision_in(path: Path) -> Decision:
         """The decision in a file, which is not kept yet.
 
         Raises `ConfigError` or `IdentityError` if it is none.
@@ -313,5 +314,5 @@ class Review:
         """
         if reason is None:
             refuse(self.contract, self.contract.site)
-        by = fingerprint_of(key.public).hex()[:16]
-        return Decision.make(key, self.matter, reason, time(), self.rejections.get(by, ""))
+        after = self.rejections.get(reviewer_number(key.public), "")
+        return Decision.make(key, self.matter, reason, time(), after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ from fedlens.identity.signing import SignedFields
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site import proposed_experiment
 from fedlens.site.agent import Agent
+from fedlens.site.approvals import reviewer_number
 from fedlens.site.contract import site_part
 from fedlens.site.leave import come_back
 from fedlens.site.leave import leave as leave_folder
@@ -154,6 +156,7 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
         ran("site", "decide", "--key", "officer.pem", "--new-key").partition("site.toml: ")[2].splitlines()[0]
     )
     assert Path("officer.pem").stat().st_mode & 0o777 == 0o600
+    number = reviewer_number(base64.b64decode(line.partition(" = ")[2]))
     assert "in a new file" in refused("site", "decide", "--key", "officer.pem", "--new-key")
     write_site(FOLDER, {"exclude": "out.txt"}, allow={"reviewers": 2})
     (FOLDER / "out.txt").write_text("anna\nbert\n")
@@ -217,7 +220,9 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     (FOLDER / "out.txt").unlink()
     assert "binds: the list of what is left out cannot be read: No such file" in ran("site", "review")
     ran(*decide, "--key", "officer.pem", "--reject", "no consent")
-    said = ran("site", "review", "--import", "decision.json")
+    with pytest.MonkeyPatch.context() as patched:  # a rejection needs no server
+        patched.setattr("fedlens.site.proposed_experiment.proposed_experiment", None)
+        said = ran("site", "review", "--import", "decision.json")
     assert said.startswith(f"the experiment {digest[:12]} was rejected by officer: no consent\n")
     assert f"kept: the rejection of {digest}" in said
     (line,) = [
@@ -226,6 +231,7 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
         if each.get("kind") == "approved" and each["by"] == "officer"
     ]
     assert line["decision"] == decision
+    assert line["reviewer"] == number
     assert "this replaces" not in said
     assert "was rejected by officer" in ran("site", "review", "--approve", digest).partition("\n")[0]
     assert not json.loads(ran("site", "review", "--json"))["approved"]
@@ -329,6 +335,14 @@ def test_status_and_systemd_say_what_a_site_does(
             assert not alarm()  # not yet
             heard[0]()
             assert (systemd.recv(1000), alarm()) == (b"STATUS=in touch with the server", "")
+            ends = site.certificate().not_after.timestamp()
+            with pytest.MonkeyPatch.context() as later:
+                later.setattr(time, "time", lambda: ends - 13 * 86_400)
+                heard[0]()
+                os.utime(FOLDER / CONTACT, (0, time.time()))
+                assert alarm() == (
+                    f"the certificate is valid until {day(ends)}: ask the operator to run the server, which renews it"
+                )
             log.waits("an experiment waits")
             assert "waits for     an experiment waits\n" in ran("site", "status")
     assert alarm() == "'fedlens site start' does not run"  # it was killed, and left `waiting`
@@ -370,9 +384,11 @@ def test_a_server_that_is_away_is_a_sentence(
     here: Path, site: SiteKeys, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server[1].close()
-    monkeypatch.setattr(proposed_experiment.proposed_experiment, "__defaults__", (None, 0.5))
-    said = refused("site", "review")
-    assert said.startswith("the server cannot be reached: ")
+    fetch = proposed_experiment.proposed_experiment
+    monkeypatch.setattr(fetch, "__defaults__", (None, 0.5, fetch.__defaults__[2]))
+    note, _, said = runner.invoke(app, ["site", "review"]).stderr.partition("\n")
+    assert re.fullmatch(f"note: tried again for 0.5 s: .* refuses connections: {OFF}", note)
+    assert said.startswith("error: the server cannot be reached: ")
     assert "'fedlens site check --network' says which step fails" in said
 
 

@@ -426,6 +426,20 @@ def test_a_decision_for_something_else_is_not_kept(site: Site, tmp_path: Path) -
     assert not (site.folder / "approved").exists()
 
 
+def test_a_rejection_from_elsewhere_needs_no_proposal(site: Site) -> None:
+    site.ask_for(1, officer=OFFICER)
+    approvals, matter = site.review.approvals, site.review.matter
+    for changes in ({"site": "ward-b"}, {"root": "0c" * 32}):
+        with pytest.raises(ConfigError, match="for another site or another federation"):
+            approvals.keep_rejection(Decision.make(OFFICER, replace(matter, **changes), "no", NOW))
+    with pytest.raises(ConfigError, match=r"none of \[reviewers\]"):
+        approvals.keep_rejection(Decision.make(OTHER, matter, "no", NOW))
+    assert not site.missing(contract=site.review.contract).startswith("the experiment was rejected")
+    approvals.keep_rejection(Decision.make(OFFICER, replace(matter, run="run-2"), "no", NOW))
+    assert site.missing().endswith("was rejected by officer: no")
+    assert not list((site.folder / "approved").glob("*.toml"))
+
+
 def test_an_experiment_is_decided_on_another_machine(site: Site, tmp_path: Path) -> None:
     site.ask_for(2, officer=OFFICER)
     site.decide()

@@ -237,6 +237,7 @@ def test_a_proxy(kit: Federation, link: HttpsLink, monkeypatch: pytest.MonkeyPat
             "asks for negotiate or ntlm",
         ),
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "it answers 403"),
+        (b"HTTP/1.1 503 No\r\n\r\n", f"the proxy answers 503; it cannot reach {HOST}:"),
         (b"\r\n\r\n", "it answers nothing"),
     ],
 )  # fmt: skip
@@ -250,6 +251,10 @@ def test_a_proxy_that_refuses(
         step = failed(keys)
     assert step.name == "proxy"
     assert what in step.what
+    assert ("the server is off, as between two runs" in step.what) == ("503" in what)
+    step = failed(keys)  # it is closed now
+    assert (step.name, f"the proxy {HOST}:{port} refuses connections" in step.what) == ("port", True)
+    assert "ask IT whether the proxy runs" in step.hint
 
 
 def test_no_proxy_is_heeded(kit: Federation, link: HttpsLink, monkeypatch: pytest.MonkeyPatch) -> None:
