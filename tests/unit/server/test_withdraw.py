@@ -114,7 +114,7 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
     assert receipt[0] in ran("federation", "withdraw", registry.folder, LEFT)  # again names the first time
     text = dossier_of(tmp_path, wards, run)
     assert re.search(rf"\*\*Withdrawn:\*\* {LEFT}, on \S+ \S+ UTC, line \d+", text)
-    assert f"{LEFT}: {registry.words(registry.site(LEFT))}" in text
+    assert f"| {LEFT} | {registry.words(registry.site(LEFT))} |" in text
     assert f"{LEFT} was withdrawn from the run on 20" in refused("resume", run.path)
 
     for site in wards.sites.values():

@@ -147,7 +147,6 @@ def test_an_edit_of_a_module_that_the_file_imports_counts_too(folder: Path) -> N
         run()
 
 
-@pytest.mark.usefixtures("quick_jobs")
 def test_a_file_whose_runs_failed_may_be_repaired(folder: Path) -> None:
     edit(folder, "raise ValueError('no luck')")
     fedlens.Study.load("s.toml").run(jobs=1, report=False)
