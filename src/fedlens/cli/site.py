@@ -337,7 +337,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "acceptance": ""
         if left
         else "accepted at the last contact"
-        if state.contact
+        if state.contact and not state.ended
         else "see: fedlens site check --network",
         "last contact": day(state.contact) if state.contact else "none",
         "waits for": state.waits,

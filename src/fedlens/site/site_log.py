@@ -12,9 +12,10 @@ from pathlib import Path
 from time import time
 
 from fedlens.base.errors import RunFailed
+from fedlens.base.parse_text import parse_json
 from fedlens.base.printable import printable
 from fedlens.base.systemd import show_status
-from fedlens.files.atomic_files import create, open_unlinked
+from fedlens.files.atomic_files import create, open_unlinked, read_regular
 from fedlens.identity.authority import day
 from fedlens.identity.private_files import in_use, private_folder, read_private, write_private
 
@@ -41,23 +42,26 @@ class SiteState:
         contact: when the server was last heard of, in seconds since 1970; 0 for never.
         waits: for what a person has to do, as a sentence; empty for nothing.
         trouble: why the server cannot be reached; empty while it can.
+        ended: why the last process ended, if it could say so and none runs now.
     """
 
     runs: bool
     contact: float
     waits: str
     trouble: str
+    ended: str
 
     @classmethod
     def read(cls, folder: Path) -> SiteState:
         """Reads it. What a killed process has left there does not count."""
         runs, contact = in_use(folder), folder / CONTACT
         paths = (folder / WAITING, folder / TROUBLE)
-        said = [
+        waits, trouble = (
             printable(read_private(path).decode(), line_feeds=False) if runs and path.exists() else ""
             for path in paths
-        ]
-        return cls(runs, contact.stat().st_mtime if contact.exists() else 0.0, *said)
+        )
+        ended = "" if runs else _last_stop(folder / "log" / "site.jsonl")
+        return cls(runs, contact.stat().st_mtime if contact.exists() else 0.0, waits, trouble, ended)
 
     def lost(self) -> str:
         """Since when there is no contact, and why."""
@@ -67,9 +71,18 @@ class SiteState:
     def needs(self, now: float) -> str:
         """Why a person is needed, as a sentence; empty if nobody is, as while the server is off."""
         if not self.runs:
-            return "'fedlens site start' does not run"
+            return "'fedlens site start' does not run" + (f"; it ended: {self.ended}" if self.ended else "")
         lost = now - self.contact > _HOUR and not self.trouble.endswith(OFF)
         return self.waits or (self.lost() if lost else "")
+
+
+def _last_stop(path: Path) -> str:
+    """The reason in the last line of a `SiteLog`, if that says that the process stopped; else empty."""
+    with suppress(OSError, ValueError, IndexError):
+        match parse_json(read_regular(path).splitlines()[-1]):
+            case {"kind": "stopped", "reason": str(reason)}:
+                return printable(reason, line_feeds=False)
+    return ""
 
 
 def keep_sentence(path: Path, sentence: str) -> None:

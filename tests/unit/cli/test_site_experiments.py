@@ -347,6 +347,12 @@ def test_status_and_systemd_say_what_a_site_does(
             assert "waits for     an experiment waits\n" in ran("site", "status")
     assert alarm() == "'fedlens site start' does not run"  # it was killed, and left `waiting`
     assert json.loads(ran("site", "status", "--json"))["waits for"] == ""
+    assert "acceptance    accepted at the last contact\n" in ran("site", "status")
+    log.note("stopped", reason="this site was revoked")
+    assert alarm() == "'fedlens site start' does not run; it ended: this site was revoked"
+    assert "acceptance    see: fedlens site check --network\n" in ran("site", "status")
+    log.note("trouble", what="it hangs")
+    assert alarm() == "'fedlens site start' does not run"
     leave_folder(FOLDER)
     assert not alarm()
 
