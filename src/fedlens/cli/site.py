@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from fedlens.site.network_check import Step
 
 
-_ENDING = 14 * 86_400.0  # seconds that a certificate should last at least; the last 30 days renew it
+_ENDING = (
+    14 * 86_400.0
+)  # seconds; a site renews its certificate in the last 30 days, so less is left only where that fails
 
 
 def join(
@@ -260,10 +262,8 @@ def receipt(
         from fedlens.identity.site_keys import SiteKeys
 
         if proposal is None:
-            if not folder.is_dir():
-                hint = "on another machine give --proposal, an export of 'fedlens site review'"
-                raise ConfigError(f"{folder} is not the folder of a site", hint=hint)
-            keys = SiteKeys(_inside(folder))
+            hint = "name the folder with --folder, or with --proposal an export of 'fedlens site review'"
+            keys = SiteKeys(_inside(folder, hint))
             root, name, source = keys.root, keys.name, folder
         else:
             from fedlens.site.review import Review
@@ -292,7 +292,7 @@ def status(
     """Show the site's name, words, certificate, experiments, last contact and what start waits for; asks nobody.
 
     A person is needed where 'fedlens site start' does not run or waits for one, or had no contact with the server for
-    an hour, unless the server refuses connections, as between two runs.
+    an hour, unless the server refuses connections, as between two runs; or where the certificate ends within 14 days.
     """
     with reported(debug, as_json) as output:
         facts = _facts(folder)

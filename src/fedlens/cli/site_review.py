@@ -242,11 +242,12 @@ def _check_digest(approve: str | None, proposed: Review, read: str) -> None:
         raise ConfigError(what, hint=f"read what is proposed with: {read}")
 
 
-def joined_folder(folder: Path) -> Path:
-    """The folder of the keys in that of a site. Raises `IdentityError` before the site has joined."""
+def joined_folder(
+    folder: Path, hint: str = "run 'fedlens site join' first, or name the folder with --folder"
+) -> Path:
+    """The folder of the keys in that of a site. Raises `IdentityError` with the hint before the site has joined."""
     from fedlens.base.errors import IdentityError
 
     if not (folder / "keys").is_dir():
-        hint = "run 'fedlens site join' first, or name the folder with --folder"
         raise IdentityError(f"{folder} is not the folder of a site", hint=hint)
     return folder / "keys"

@@ -287,8 +287,11 @@ def _persons(examples: Examples, settings: SiteSettings) -> NDArray[np.int64] | 
 
 
 def count_persons(rows: Any, persons: NDArray[np.int64] | None) -> int:
-    """How many persons the examples at these positions are of; 0 if that is not known."""
-    return 0 if persons is None else len(np.unique(persons[np.asarray(rows, np.int64)]))
+    """How many persons the examples at these positions are of, but for those at -1; 0 if that is not known."""
+    if persons is None:
+        return 0
+    positions = np.asarray(rows, np.int64)
+    return len(np.unique(persons[positions[positions >= 0]]))
 
 
 def _size(rows: Sequence[int] | NDArray[np.int64], persons: NDArray[np.int64] | None) -> str:

@@ -141,6 +141,12 @@ def test_persons_who_are_left_out_do_not_count(tmp_path: Path) -> None:
         "'train' over images of 6 persons is not allowed: [allow] min_persons = 7, in "
     )
     assert place.refused("train") == []  # of no client yet
+    # The images stay counted for the run, without a place.
+    again = LocalData.open(contract, "ward", tmp_path, RUN)
+    assert again.counted == {"ward": "24 images of 6 persons"}
+    sums = again.census().sums
+    assert sums is not None
+    assert sums.images == 18  # six of them are of q1
 
 
 def test_an_image_without_a_person_is_named(tmp_path: Path) -> None:
